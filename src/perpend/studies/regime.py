@@ -1,0 +1,46 @@
+"""Which channel would pruning follow in this model, by the dispersion of its sink over heads?
+
+The rule of the attention paper (Appendix E.2): the coefficient of variation over heads of the signature sink
+share, CV = population sd / mean; at most 0.36 "content", at least 0.42 "js", between them "abstain".
+
+The paper's own frozen test of it gave one confirmation, one abstention and one failure; it calls the rule
+descriptive of the models it was read off, not a validated decision procedure, and so does `CAVEAT`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+CONTENT_AT_MOST = 0.36
+JS_AT_LEAST = 0.42
+CAVEAT = (
+    "descriptive of nine language models, not validated: its frozen test on three unseen models gave one "
+    "confirmation, one abstention and one failure (Appendix E.2)"
+)
+
+
+@dataclass(frozen=True)
+class Regime:
+    """The verdict (`content`, `js` or `abstain`) and the coefficient of variation it rests on."""
+
+    verdict: str
+    cv: float
+
+
+def coefficient_of_variation(sink_shares: np.ndarray) -> float:
+    """Population sd over mean of the heads' sink shares (any shape; NaN marks an undefined head)."""
+    shares = np.asarray(sink_shares, np.float64)
+    shares = shares[np.isfinite(shares)]
+    if not shares.size or shares.mean() <= 0:
+        return float("nan")
+    return float(shares.std() / shares.mean())
+
+
+def regime(sink_shares: np.ndarray) -> Regime:
+    """Apply the rule to signature sink shares (layers, heads), as fractions."""
+    cv = coefficient_of_variation(sink_shares)
+    if cv <= CONTENT_AT_MOST:
+        return Regime("content", cv)
+    return Regime("js" if cv >= JS_AT_LEAST else "abstain", cv)
