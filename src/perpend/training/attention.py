@@ -1,0 +1,146 @@
+"""Causal attention that also returns the self weight A_tt, with its gradient.
+
+The fused kernels hand out the log-sum-exp of each row, hence A_tt = exp(scale q_t·k_t − lse_t), without a
+T×T matrix; but their log-sum-exp carries no gradient, and autograd says nothing about it. Here the gradient
+is put in through the kernel's own backward. With S the scaled scores, g = ∂L/∂o and gamma_t = A_tt ∂L/∂A_tt,
+
+    ∂L/∂S_ts = A_ts (<g_t, v_s> − <g_t, o_t> − gamma_t) + gamma_t [s = t]
+
+The kernel computes A_ts (<g_t, v_s> − <g_t, o_t>) from the g, v and o that it is handed. One extra column,
+with g = 1, v = 0 and o = gamma, makes that the first term, exactly and for any g; the second is elementwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perpend.errors import InputError
+
+aten = torch.ops.aten
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The value aggregate and the self weight of causal attention, both differentiable.
+
+    Args:
+        query: [B, H, T, d]; key, value: [B, H_kv, T, d] with H a multiple of H_kv. Scale 1/sqrt(d).
+
+    Returns:
+        o [B, H, T, d] in the type of `value`, from the kernel that scaled_dot_product_attention uses;
+        A_tt [B, H, T] in float32 (float64 for double inputs).
+
+    Raises:
+        InputError: on a device or a type whose fused kernel has no log-sum-exp with a backward.
+    """
+    return _CausalAttention.apply(query, key, value)
+
+
+class _CausalAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        scale = query.shape[-1] ** -0.5
+        forward, _ = _kernel(query)
+        output, lse, *rest = forward(query, key, value, scale)
+        own = _grouped(query, key) * wide(key).unsqueeze(2)
+        self_weight = torch.exp(torch.clamp(own.sum(-1).flatten(1, 2) * scale - lse, max=0.0))
+        ctx.save_for_backward(
+            query, key, value, output, lse, self_weight, *[r for r in rest if torch.is_tensor(r)]
+        )
+        ctx.rest = [None if torch.is_tensor(r) else r for r in rest]
+        ctx.scale = scale
+        return output, self_weight
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor, grad_self: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, output, lse, self_weight, *tensors = ctx.saved_tensors
+        queue = iter(tensors)
+        rest = [next(queue) if r is None else r for r in ctx.rest]
+        _, backward = _kernel(query)
+        width, extra = query.shape[-1], _EXTRA[query.device.type]
+        gamma = grad_self * self_weight
+        grads = backward(
+            _append(grad_output.type_as(output), torch.ones_like(gamma), extra),
+            _append(query, None, extra),
+            _append(key, None, extra),
+            _append(value, None, extra),
+            _append(output, gamma, extra),
+            lse,
+            ctx.scale,
+            *rest,
+        )
+        grad_query, grad_key, grad_value = (g[..., :width] for g in grads)
+        weight = (gamma * ctx.scale).unflatten(1, (key.shape[1], -1)).unsqueeze(-1)
+        grad_query = grad_query + (weight * wide(key).unsqueeze(2)).flatten(1, 2).type_as(query)
+        grad_key = grad_key + (weight * _grouped(query, key)).sum(2).type_as(key)
+        return grad_query, grad_key, grad_value
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32, the precision of every projection here."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _grouped(query: Tensor, key: Tensor) -> Tensor:
+    """[B, H, T, d] -> [B, H_kv, H / H_kv, T, d], at least float32."""
+    return wide(query).unflatten(1, (key.shape[1], -1))
+
+
+def _append(x: Tensor, column: Tensor | None, extra: int) -> Tensor:
+    """Widens the last axis by `extra` columns: `column` first, zeros else."""
+    padded = torch.nn.functional.pad(x, (0, extra))
+    if column is not None:
+        padded[..., x.shape[-1]] = column.type_as(x)
+    return padded
+
+
+def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple:
+    return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True, scale=scale)
+
+
+def _cpu_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, scale: float
+):
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, query, key, value, out, lse, 0.0, True, scale=scale
+    )
+
+
+def _cuda_forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple:
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    out = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, False, scale=scale)
+    return out[:7]  # output, lse, cum_seq_q, cum_seq_k, max_q, max_k, rng state; then an unused one and debug
+
+
+def _cuda_backward(grad, query, key, value, out, lse, scale, cum_q, cum_k, max_q, max_k, rng):
+    groups, kv_heads = query.shape[1] // key.shape[1], key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    unused = torch.empty((), dtype=torch.int64, device=query.device)
+    grad_query, grad_key, grad_value = aten._scaled_dot_product_flash_attention_backward(
+        grad, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, 0.0, True, rng, unused, scale=scale
+    )
+    return grad_query, *(g.unflatten(1, (kv_heads, -1)).sum(2) for g in (grad_key, grad_value))
+
+
+# The kernels of each device, and the extra columns that its backward wants: the flash kernel of CUDA takes
+# multiples of 8.
+_KERNELS = {"cpu": (_cpu_forward, _cpu_backward), "cuda": (_cuda_forward, _cuda_backward)}
+_EXTRA = {"cpu": 1, "cuda": 8}
+
+
+def _kernel(query: Tensor) -> tuple:
+    device = query.device.type
+    if device not in _KERNELS:
+        raise InputError(
+            f"exclude-self training has a kernel with a gradient for A_tt on cpu and cuda, not on {device}; "
+            "train there with value-full, residual or baseline"
+        )
+    if device == "cuda" and (query.dtype not in (torch.bfloat16, torch.float16) or query.shape[-1] % 8):
+        raise InputError(
+            "exclude-self training on CUDA needs bfloat16 or float16 and a head width divisible by 8; "
+            f"got {query.dtype} and {query.shape[-1]}; pass --dtype bfloat16"
+        )
+    return _KERNELS[device]
