@@ -237,3 +237,25 @@ def test_parameter_counts_come_out(size):
     if size in paper:
         s = shape(size)
         assert (s.dim, s.layers, s.heads, s.kv_heads) == paper[size]
+
+
+def test_the_cuda_kernels_are_called_as_their_schema_says():
+    """On fake tensors, so that a machine without CUDA can tell; the numbers need the device."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from perpend.training.attention import _CausalAttention
+
+    context = SimpleNamespace()
+    context.save_for_backward = lambda *tensors: setattr(context, "saved_tensors", tensors)
+    with FakeTensorMode(), torch.no_grad():
+        query, key, value = (
+            torch.empty(2, h, 32, 64, device="cuda", dtype=torch.bfloat16) for h in (8, 2, 2)
+        )
+        output, own = _CausalAttention.forward(context, query, key, value)
+        grads = _CausalAttention.backward(context, output, own)
+        assert output.shape == query.shape
+        assert own.shape == query.shape[:3]
+        assert own.dtype == torch.float32
+        assert [g.shape for g in grads] == [x.shape for x in (query, key, value)]
+        with pytest.raises(InputError, match="bfloat16"):
+            causal_attention(query.float(), key.float(), value.float())

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from perpend.errors import InputError
@@ -46,18 +47,18 @@ class _CausalAttention(torch.autograd.Function):
         output, lse, *rest = forward(query, key, value, scale)
         own = _grouped(query, key) * wide(key).unsqueeze(2)
         self_weight = torch.exp(torch.clamp(own.sum(-1).flatten(1, 2) * scale - lse, max=0.0))
-        ctx.save_for_backward(
-            query, key, value, output, lse, self_weight, *[r for r in rest if torch.is_tensor(r)]
-        )
-        ctx.rest = [None if torch.is_tensor(r) else r for r in rest]
+        ctx.is_tensor = [torch.is_tensor(r) for r in rest]
+        tensors = [r for r in rest if torch.is_tensor(r)]
+        ctx.save_for_backward(query, key, value, output, lse, self_weight, *tensors)
+        ctx.others = [r for r in rest if not torch.is_tensor(r)]
         ctx.scale = scale
         return output, self_weight
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor, grad_self: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, output, lse, self_weight, *tensors = ctx.saved_tensors
-        queue = iter(tensors)
-        rest = [next(queue) if r is None else r for r in ctx.rest]
+        tensors, others = iter(tensors), iter(ctx.others)
+        rest = [next(tensors if is_tensor else others) for is_tensor in ctx.is_tensor]
         _, backward = _kernel(query)
         width, extra = query.shape[-1], _EXTRA[query.device.type]
         gamma = grad_self * self_weight
@@ -71,7 +72,7 @@ class _CausalAttention(torch.autograd.Function):
             ctx.scale,
             *rest,
         )
-        grad_query, grad_key, grad_value = (g[..., :width] for g in grads)
+        grad_query, grad_key, grad_value = (g.narrow(-1, 0, width) for g in grads)
         weight = (gamma * ctx.scale).unflatten(1, (key.shape[1], -1)).unsqueeze(-1)
         grad_query = grad_query + (weight * wide(key).unsqueeze(2)).flatten(1, 2).type_as(query)
         grad_key = grad_key + (weight * _grouped(query, key)).sum(2).type_as(key)
@@ -90,10 +91,9 @@ def _grouped(query: Tensor, key: Tensor) -> Tensor:
 
 def _append(x: Tensor, column: Tensor | None, extra: int) -> Tensor:
     """Widens the last axis by `extra` columns: `column` first, zeros else."""
-    padded = torch.nn.functional.pad(x, (0, extra))
-    if column is not None:
-        padded[..., x.shape[-1]] = column.type_as(x)
-    return padded
+    if column is None:
+        return F.pad(x, (0, extra))
+    return F.pad(torch.cat([x, column.unsqueeze(-1).type_as(x)], -1), (0, extra - 1))
 
 
 def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple:
@@ -112,15 +112,14 @@ def _cuda_forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tu
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
     out = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, False, scale=scale)
-    return out[:7]  # output, lse, cum_seq_q, cum_seq_k, max_q, max_k, rng state; then an unused one and debug
+    return out[:8]  # output, lse, cum_seq_q and _k (None here), max_q and _k, two of the dropout; then debug
 
 
-def _cuda_backward(grad, query, key, value, out, lse, scale, cum_q, cum_k, max_q, max_k, rng):
+def _cuda_backward(grad, query, key, value, out, lse, scale, cum_q, cum_k, max_q, max_k, seed, offset):
     groups, kv_heads = query.shape[1] // key.shape[1], key.shape[1]
     key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    unused = torch.empty((), dtype=torch.int64, device=query.device)
     grad_query, grad_key, grad_value = aten._scaled_dot_product_flash_attention_backward(
-        grad, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, 0.0, True, rng, unused, scale=scale
+        grad, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, 0.0, True, seed, offset, scale=scale
     )
     return grad_query, *(g.unflatten(1, (kv_heads, -1)).sum(2) for g in (grad_key, grad_value))
 
