@@ -98,17 +98,55 @@ def contributions(
     for block in blocks(model):
         turns.setdefault(block.module, []).append(block)
     handles: list[Any] = []
+    state = _STATE.setdefault(model, _State(set(), []))
+    scope = _Scope(frozenset(block.index for block in watched), chosen)
+    state.scopes.append(scope)
     try:
         owner, _, _ = locate(model, watched[0].family)
         for module, run in turns.items():
             if any(block.module is module for block in watched):
-                watch = _Watch(run, watched, visit, chosen, _proofs(model))
+                watch = _Watch(run, visit, scope, state)
                 handles += watch.attach()
                 handles.append(owner.register_forward_pre_hook(watch.restart))
         yield watched
     finally:
         for handle in handles:
             handle.remove()
+        state.scopes.remove(scope)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scope:
+    """One `contributions` context: the layers and parts it watches."""
+
+    layers: frozenset[int]
+    parts: tuple[str, ...]
+
+    @property
+    def splits(self) -> bool:
+        """Whether it sees attn or mlp: of a block alone there is no sum to check."""
+        return self.parts != ("block",)
+
+
+@dataclass
+class _State:
+    """What is known of one model: layers (with dtype) whose identity was seen to hold, and open contexts."""
+
+    proved: set[tuple[int, str]]
+    scopes: list[_Scope]
+
+    def to_prove(self, scope: _Scope, layer: int, dtype: torch.dtype) -> bool:
+        """Whether `scope` is the one to check this layer now.
+
+        Of nested contexts the innermost, whose hooks run last: what an outer one sees may still be edited.
+        """
+        if layer not in scope.layers or not scope.splits or (layer, str(dtype)) in self.proved:
+            return False
+        inner = self.scopes[self.scopes.index(scope) + 1 :]
+        return not any(other.splits and layer in other.layers for other in inner)
+
+
+_STATE: WeakKeyDictionary[nn.Module, _State] = WeakKeyDictionary()  # as long as the model lives
 
 
 class _Watch:
@@ -117,16 +155,8 @@ class _Watch:
     `run` is the blocks this module plays in one forward pass: itself, or several where a model repeats it.
     """
 
-    def __init__(
-        self,
-        run: Sequence[Block],
-        watched: Sequence[Block],
-        visit: Visit,
-        parts: Sequence[str],
-        proved: set[tuple[int, str]],
-    ) -> None:
-        self.run, self.visit, self.all_parts, self.proved = run, visit, parts, proved
-        self.layers = {block.index for block in watched}
+    def __init__(self, run: Sequence[Block], visit: Visit, scope: _Scope, state: _State) -> None:
+        self.run, self.visit, self.scope, self.state = run, visit, scope, state
         self.block, self.turn = run[0], 0
         self.parts: Sequence[str] = ()
         self.entry: Tensor | None = None
@@ -140,9 +170,7 @@ class _Watch:
             block.module.register_forward_pre_hook(self._enter, with_kwargs=True),
         ]
         try:
-            if record is not None and self.all_parts != (
-                "block",
-            ):  # of a block alone there is no sum to check
+            if record is not None and self.scope.splits:
                 for part, path in (("attn", record.attn_update), ("mlp", record.mlp_update)):
                     handles.append(self._part(path).register_forward_hook(self._adds(part)))
                 if record.mid:
@@ -175,14 +203,10 @@ class _Watch:
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.block = self.run[self.turn % len(self.run)]
         self.turn += 1
-        seen = self.block.index in self.layers
-        self.parts = self.all_parts if seen else ()
+        layer = self.block.index
+        self.parts = self.scope.parts if layer in self.scope.layers else ()
         self.entry, self.mid, self.added = _first_tensor(args, kwargs), None, {}
-        self.proving = (
-            seen
-            and self.all_parts != ("block",)
-            and (self.block.index, str(self.entry.dtype)) not in self.proved
-        )
+        self.proving = self.state.to_prove(self.scope, layer, self.entry.dtype)
 
     def _middle(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.mid = _first_tensor(args, kwargs).view(self.entry.shape)
@@ -235,7 +259,7 @@ class _Watch:
             record = self.block.family
             if record is not None and record.form != "post_norm":
                 self._prove(entry, [self.added["attn"], self.added["mlp"]], own, "attn + mlp")
-            self.proved.add((self.block.index, str(entry.dtype)))
+            self.state.proved.add((self.block.index, str(entry.dtype)))
         self.entry, self.mid, self.added = None, None, {}
         if "block" not in self.parts:
             return None
@@ -280,14 +304,6 @@ def identity_error(start: Tensor, updates: Sequence[Tensor], end: Tensor) -> tup
         size = size + torch.linalg.vector_norm(update, dim=-1)
     error = torch.linalg.vector_norm(total - end.to(start.device, wide), dim=-1)
     return error, IDENTITY_TOLERANCE * torch.finfo(start.dtype).eps * size + torch.finfo(torch.float32).tiny
-
-
-_PROVED: WeakKeyDictionary[nn.Module, set[tuple[int, str]]] = WeakKeyDictionary()
-
-
-def _proofs(model: nn.Module) -> set[tuple[int, str]]:
-    """Layers (with the dtype) whose identity has been seen to hold, kept as long as the model lives."""
-    return _PROVED.setdefault(model, set())
 
 
 def _chosen_parts(model: nn.Module, parts: Sequence[str] | None) -> tuple[str, ...]:
