@@ -1,0 +1,205 @@
+"""The border between arrays and formulas: NumPy or torch in, the same kind out, input checked once.
+
+Every formula of perpend.geometry is written once, in torch. A public function takes its arguments through
+`Kind`, checks them (`logs`, `closed_logs`, `probabilities`) and gives the result back in the kind it got.
+
+Precision: integers and lists become float64, half precision is raised to float32, float32 and float64 stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+Array = Any  # numpy.ndarray | torch.Tensor | nested lists of numbers
+Sink = int | Sequence[int]
+
+# How far the sum of a row may lie from one before the row is refused: rounding of a softmax in that
+# precision, with room. Within it a row is re-closed, so identities hold to float64 rounding all the same.
+SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Whether the caller speaks NumPy or torch, and on which device."""
+
+    is_torch: bool
+    device: torch.device | None = None
+
+    @classmethod
+    def of(cls, *arrays: Array) -> Kind:
+        """torch if any argument is a tensor, else NumPy."""
+        for array in arrays:
+            if isinstance(array, Tensor):
+                return cls(True, array.device)
+        return cls(False)
+
+    def take(self, array: Array, dtype: torch.dtype | None = None) -> Tensor:
+        """`array` as a floating tensor of at least single precision, sharing memory where it can."""
+        tensor = _as_tensor(array).to(self.device or "cpu")
+        if dtype is None:
+            dtype = tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else None
+            if dtype is None:
+                dtype = torch.float32 if tensor.is_floating_point() else torch.float64
+        return tensor.to(dtype)
+
+    def give(self, value: Any) -> Any:
+        """A tensor, or a tuple of them, in the caller's kind."""
+        if self.is_torch:
+            return value
+        if isinstance(value, Tensor):
+            return value.detach().numpy()[()]
+        if isinstance(value, tuple):
+            return (
+                type(value)(*map(self.give, value))
+                if hasattr(value, "_fields")
+                else tuple(map(self.give, value))
+            )
+        return value
+
+
+def _as_tensor(array: Array) -> Tensor:
+    if isinstance(array, Tensor):
+        return array
+    values = np.asarray(array)
+    if values.dtype.kind not in "fiub":
+        raise InputError(f"expected an array of real numbers, got {values.dtype} (shape {values.shape})")
+    if values.dtype.kind != "f" or values.dtype.itemsize > 8:
+        values = values.astype(np.float64)
+    if not values.flags.writeable or any(stride < 0 for stride in values.strides):
+        values = values.copy()
+    return torch.from_numpy(np.ascontiguousarray(values).reshape(values.shape))
+
+
+def parts(rows: Tensor, least: int = 1, name: str = "rows") -> int:
+    """The number of parts (last axis) of `rows`, which must be at least `least`."""
+    if rows.ndim == 0 or rows.shape[-1] < least:
+        raise InputError(
+            f"{name} must have shape (..., parts) with at least {least} part{'s' if least > 1 else ''}, "
+            f"got shape {tuple(rows.shape)}"
+        )
+    return rows.shape[-1]
+
+
+def sink_parts(sink: Sink, count: int) -> tuple[list[int], list[int]]:
+    """The sink's indices and the content's, both ascending, out of `count` parts.
+
+    Raises InputError for an index out of range, a repeated one, or a block that leaves no content.
+    """
+    if isinstance(sink, (bool, str)) or sink is None:
+        raise InputError(f"sink must be an index or a list of indices, got {sink!r}")
+    given = [sink] if isinstance(sink, (int, np.integer)) else [int(index) for index in sink]
+    indices = sorted({int(index) % count for index in given if -count <= index < count})
+    if len(indices) != len(given) or not indices:
+        raise InputError(f"sink {sink!r} must name distinct parts out of {count} (0..{count - 1})")
+    if len(indices) == count:
+        raise InputError(f"sink {sink!r} takes all {count} parts and leaves no content")
+    return indices, [index for index in range(count) if index not in set(indices)]
+
+
+def check_numbers(values: Tensor, name: str) -> None:
+    """Refuse NaN and infinity, with their number and the place of the first."""
+    _refuse(
+        ~torch.isfinite(values), name, "NaN or infinite value", "find where they arise before comparing rows"
+    )
+
+
+def probabilities(rows: Tensor, *, log: bool = False, name: str = "rows", closed: bool = True) -> Tensor:
+    """Non-negative rows, re-closed. With `closed`, refuse rows that do not sum to one.
+
+    With `log` the rows are log-probabilities or logits: any constant per row is removed by the closure.
+    """
+    parts(rows, name=name)
+    if log:
+        return torch.softmax(_check_logs(rows, name), dim=-1)
+    check_numbers(rows, name)
+    _refuse(
+        rows < 0,
+        name,
+        "negative part",
+        "a composition has none; pass log=True if these are log-probabilities",
+    )
+    total = rows.sum(-1, keepdim=True)
+    _refuse(total == 0, name, "row with no mass", "leave such rows out and count them")
+    if closed:
+        off = (total - 1).abs() > SUM_TOLERANCE[rows.dtype]
+        _refuse(
+            off,
+            name,
+            "row that does not sum to one",
+            f"close them first (perpend.geometry.closure), or pass log=True for logits; "
+            f"largest deviation {float((total.detach() - 1).abs().max()):.3g}"
+            if rows.numel()
+            else "",
+        )
+    return rows / total
+
+
+def logs(rows: Tensor, *, log: bool = False, name: str = "rows") -> Tensor:
+    """The logarithms of positive rows (any scale), for functions of log-ratios: zeros are refused."""
+    parts(rows, name=name)
+    remedy = (
+        "log-ratios need positive parts: keep a support on which every part is positive, pass "
+        "log-probabilities with log=True, or replace the zeros (perpend.geometry.replace_zeros)"
+    )
+    if log:
+        values = _check_logs(rows, name)
+        _refuse(torch.isneginf(values), name, "zero (log = -inf)", remedy)
+        return values
+    check_numbers(rows, name)
+    _refuse(
+        rows < 0,
+        name,
+        "negative part",
+        "a composition has none; pass log=True if these are log-probabilities",
+    )
+    _refuse(rows == 0, name, "zero", remedy)
+    return rows.log()
+
+
+def closed_logs(rows: Tensor, *, log: bool = False, name: str = "rows") -> tuple[Tensor, Tensor]:
+    """(p, log p) of re-closed rows; where p = 0 the log is given as 0, so p·log p = 0, with a gradient."""
+    p = probabilities(rows, log=log, name=name)
+    if log:
+        log_p = torch.log_softmax(rows, dim=-1)
+        return p, torch.where(torch.isneginf(log_p), 0.0, log_p)
+    return p, torch.where(p > 0, p, 1.0).log()
+
+
+def _check_logs(rows: Tensor, name: str) -> Tensor:
+    _refuse(
+        torch.isnan(rows) | torch.isposinf(rows),
+        name,
+        "NaN or +inf among log-probabilities",
+        "find where they arise",
+    )
+    _refuse(
+        torch.isneginf(rows).all(-1, keepdim=True),
+        name,
+        "row with no mass",
+        "leave such rows out and count them",
+    )
+    return rows
+
+
+def _refuse(bad: Tensor, name: str, what: str, remedy: str) -> None:
+    if not bool(bad.any()):
+        return
+    count = int(bad.sum())
+    first = tuple(bad.nonzero()[0].tolist())
+    words = what.split(" ", 1)
+    what = (
+        what
+        if count == 1
+        else f"{words[0]}s {words[1]}"
+        if words[0] in ("row", "zero") and len(words) > 1
+        else f"{what}s"
+    )
+    raise InputError(f"{name}: {count} {what} (first at index {first}); {remedy}")

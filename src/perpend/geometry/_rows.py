@@ -1,0 +1,73 @@
+"""What a metric sees of a set of rows: their composition, its logs, their sink, after the sink policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ._arrays import Sink, logs, parts, probabilities, sink_parts
+from .sink import drop
+
+POLICIES = ("keep", "drop")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows (..., parts) in float64, as probabilities or as logs.
+
+    policy "keep" compares whole rows; "drop" compares what is left, re-closed, when the sink's columns go.
+    `weight` is λ of the weighted family, for the metric that takes it.
+    """
+
+    values: Tensor
+    log: bool = False
+    sink: Sink | None = None
+    policy: str = "keep"
+    weight: float | None = None
+    name: str = "rows"
+
+    @classmethod
+    def checked(
+        cls, values: Tensor, log: bool, sink: Sink | None, policy: str, weight: float | None, name: str
+    ) -> Rows:
+        """Rows with their conventions checked; the values are checked where a metric reads them."""
+        parts(values, 2, name)
+        if policy not in POLICIES:
+            raise InputError(f"unknown sink policy {policy!r}; known: {', '.join(POLICIES)}")
+        if sink is not None:
+            sink_parts(sink, values.shape[-1])
+        elif policy == "drop":
+            raise InputError("policy 'drop' needs to know the sink: pass sink=0, or the indices of a block")
+        return cls(values.double(), log, sink, policy, weight, name)
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """The compared composition, summing to one; a row that does not is refused."""
+        p = probabilities(self.values, log=self.log, name=self.name)
+        if self.policy == "keep":
+            return p
+        left = drop(self.values if self.log else p, self.sink)
+        return probabilities(left, log=self.log, name=f"content of {self.name}", closed=False)
+
+    @cached_property
+    def logs(self) -> Tensor:
+        """Logs of the compared parts, positive and of any scale."""
+        values = logs(self.values, log=self.log, name=self.name)
+        return values if self.policy == "keep" else drop(values, self.sink)
+
+    @cached_property
+    def content_logs(self) -> Tensor:
+        """Logs of the content's parts, whatever the policy."""
+        if self.sink is None:
+            raise InputError(
+                "the content of a row is what the sink leaves: pass sink=0, or the indices of a block"
+            )
+        return replace(self, policy="drop").logs
+
+    def detached_from_zero(self) -> Tensor:
+        """Probabilities no smaller than the smallest normal number, for formulas that divide by them."""
+        return self.probabilities.clamp_min(torch.finfo(torch.float64).tiny)

@@ -1,0 +1,80 @@
+"""Dissimilarities between rows: every metric, by pair and by matrix, with the sink kept or dropped.
+
+`dissimilarity(p, q, metric)` compares row with row; `pairwise(rows, metric)` all rows with all. The metrics
+live in perpend.geometry.metrics, one file each. Both compute in float64 whatever the rows' precision.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import InputError
+from ._arrays import Array, Kind, Sink
+from ._rows import Rows
+from .metrics import METRICS, Metric, metric_named
+from .simplex import same_parts
+
+__all__ = ["METRICS", "Metric", "dissimilarity", "metric_named", "pairwise"]
+
+
+def pairwise(
+    rows: Array,
+    metric: str,
+    sink: Sink | None = None,
+    policy: str = "keep",
+    weight: float | None = None,
+    *,
+    log: bool = False,
+) -> Array:
+    """All dissimilarities of rows (..., n, parts): (..., n, n), float64, exactly symmetric, zero diagonal.
+
+    metric: a name in METRICS: cosine (1 − cos), jensen_shannon (nats, not its root), euclidean, hellinger
+        (√(1 − BC)), fisher_rao (2·arccos BC), aitchison (d_A), content (d_A⊥), aitchison_weighted (d_λ).
+    sink, policy: "keep" compares whole rows, "drop" removes the sink's columns and re-closes first.
+    weight: λ of d_λ² = d_A⊥² + λ(Δb)², for aitchison_weighted alone.
+    log: rows are log-probabilities (or logits).
+    Equal rows are at distance exactly 0, and equal rows are equally far from a third, bit for bit.
+    Raises InputError for an unknown metric, a metric of the content without a sink, and rows it cannot take.
+    """
+    kind = Kind.of(rows)
+    chosen = metric_named(metric)
+    x = kind.take(rows)
+    if x.ndim < 2:
+        raise InputError(f"rows must have shape (..., n, parts), got {tuple(x.shape)}")
+    view = Rows.checked(x, log, sink, policy, _weight(chosen, weight), "rows")
+    return kind.give(chosen.matrix(view))
+
+
+def dissimilarity(
+    p: Array,
+    q: Array,
+    metric: str,
+    sink: Sink | None = None,
+    policy: str = "keep",
+    weight: float | None = None,
+    *,
+    log: bool = False,
+) -> Array:
+    """The dissimilarity of p and q (..., parts), broadcasting over batch axes; arguments as in `pairwise`."""
+    kind = Kind.of(p, q)
+    chosen = metric_named(metric)
+    x, y = kind.take(p), kind.take(q)
+    same_parts(x, y)
+    lam = _weight(chosen, weight)
+    return kind.give(
+        chosen.between(
+            Rows.checked(x, log, sink, policy, lam, "p"), Rows.checked(y, log, sink, policy, lam, "q")
+        )
+    )
+
+
+def _weight(metric: Metric, weight: float | None) -> float | None:
+    if not metric.takes_weight:
+        if weight is not None:
+            raise InputError(f"metric {metric.name!r} takes no weight; aitchison_weighted does")
+        return None
+    if weight is None or not weight >= 0 or weight == torch.inf:
+        raise InputError(
+            f"metric {metric.name!r} needs a weight λ ≥ 0 (λ = 0 is content, λ = 1 full d_A), got {weight!r}"
+        )
+    return float(weight)

@@ -1,0 +1,101 @@
+"""One file a metric. A new file here that defines `METRIC` is a new metric: it is found, and tested.
+
+A metric is a distance of embedded rows (`embedded`), or gives its own `between` and `matrix`. It declares the
+laws it keeps out of LAWS; the tests check that each declared law holds and that each other one fails.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from ...errors import unknown_name
+from .._rows import Rows
+from ..simplex import norm
+
+LAWS = MappingProxyType(
+    {
+        "triangle": "A1: a metric, δ(p, r) ≤ δ(p, q) + δ(q, r)",
+        "separates": "A1: δ(p, q) = 0 only for p = q",
+        "perturbation": "A2: δ(c⊕p, c⊕q) = δ(p, q), a shared logit bias",
+        "powering": "A3: δ(α⊙p, α⊙q) = |α| δ(p, q), a temperature",
+        "parallelogram": "A4: N(v⊕w)² + N(v⊖w)² = 2N(v)² + 2N(w)², N(v) = δ(v, e)",
+        "permutation": "A5: δ(σp, σq) = δ(p, q) for every permutation of the parts",
+        "dominance": "δ(p', q') ≤ δ(p, q) for subcompositions that keep the sink's part and some content",
+        "sink": "the value does not depend on the sinks' masses",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A dissimilarity of rows.
+
+    between: (Rows, Rows) → the dissimilarities of broadcast rows, (...).
+    matrix: Rows (..., n, parts) → (..., n, n), exactly symmetric, zero diagonal.
+    laws: those of LAWS it keeps.  orders_like: a metric that orders all pairs identically.
+    """
+
+    name: str
+    title: str
+    between: Callable[[Rows, Rows], Tensor]
+    matrix: Callable[[Rows], Tensor]
+    laws: frozenset[str]
+    needs_sink: bool = False
+    takes_weight: bool = False
+    orders_like: str | None = None
+
+
+def embedded(
+    name: str,
+    title: str,
+    embed: Callable[[Rows], Tensor],
+    laws: frozenset[str],
+    finish: Callable[[Tensor], Tensor] = lambda distance: distance,
+    **more: bool | str,
+) -> Metric:
+    """A metric that is `finish`(Euclidean distance of `embed`(rows)); `finish` must be increasing with 0 → 0.
+
+    The distance is a sum of squared differences, never a Gram matrix: nearly equal rows keep their digits,
+    the matrix is symmetric to the bit, and equal rows are equally far from any third.
+    """
+
+    def between(x: Rows, y: Rows) -> Tensor:
+        return finish(norm(embed(x) - embed(y)))
+
+    def matrix(rows: Rows) -> Tensor:
+        points = embed(rows)
+        return finish(torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist"))
+
+    return Metric(name, title, between, matrix, laws, **more)
+
+
+def metric_named(name: str) -> Metric:
+    """The metric called `name`; InputError with the near and the known names if there is none."""
+    if name not in METRICS:
+        raise unknown_name("metric", name, METRICS)
+    return METRICS[name]
+
+
+def _discover() -> dict[str, Metric]:
+    found = {}
+    for module in sorted(
+        info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_")
+    ):
+        metric = importlib.import_module(f"{__name__}.{module}").METRIC
+        unknown = metric.laws - LAWS.keys()
+        if metric.name != module or unknown:
+            raise ValueError(
+                f"metrics/{module}.py must define METRIC named {module!r} with laws of LAWS {unknown or ''}"
+            )
+        found[module] = metric
+    return found
+
+
+METRICS = MappingProxyType(_discover())
