@@ -121,6 +121,7 @@ def main_first(action: Callable[[], T]) -> T:
             raise
     good, value = broadcast(outcome)
     if not good:
+        value.told = not is_main()  # by the main process: once is enough
         raise value
     return value
 

@@ -1,0 +1,238 @@
+"""What every verb does around its study: load, cut the text, record the request, open the run, answer.
+
+job = Job("attention", options)
+tokens = job.tokens()                                # [n, T]; loads model and text on first use
+if job.planned(tokens, passes=1):                    # --plan: the cost is shown, nothing is run
+    return
+with job.run() as run:
+    survey = survey_attention(job.model, tokens, store=run.step, progress=job.progress)
+    run.finish(survey.results, ...)
+job.answer(run, ("Per layer", table))
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from perpend import distributed, output
+from perpend.errors import InputError
+from perpend.progress import note, progress, short
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from perpend.runs import Run
+
+# Options that say where and how a run is told, not what it computes: they may differ on --resume.
+TELLING = {"out", "resume", "json", "quiet", "plan", "device"}
+_MODEL = {"model", "revision", "dtype", "trust_remote_code"}
+_TEXT = {"text", "sequences", "length", "bos"}
+
+
+class Job:
+    """One invocation of a verb: its options, and model and text as they are needed."""
+
+    def __init__(self, command: str, options: Mapping[str, Any]) -> None:
+        self.command, self.options = command, dict(options)
+        self.progress = progress
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        from perpend.models.load import load
+
+        chosen = {key: self.options.get(key) for key in ("revision", "dtype")}
+        model, tokenizer = load(
+            self.options.get("model"),
+            device=self.options.get("device") or distributed.local_device(),
+            trust_remote_code=bool(self.options.get("trust_remote_code")),
+            **chosen,
+        )
+        record = self.model_name
+        note(f"{record}: {short(model.num_parameters())} parameters, {_dtype(model)} on {model.device}")
+        return model, tokenizer
+
+    @property
+    def model(self) -> Any:
+        return self._loaded[0]
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._loaded[1]
+
+    @property
+    def model_name(self) -> str:
+        from perpend.models.catalog import DEFAULT
+
+        return self.options.get("model") or DEFAULT
+
+    @cached_property
+    def sequences(self) -> Any:
+        """The text, tokenized as one stream and cut; `.take(count, seed)` chooses sequences."""
+        from perpend import texts
+
+        text = texts.read_text(self.options.get("text"))
+        if self.tokenizer is None:
+            raise InputError(f"{self.model_name} has no tokenizer, so it cannot read text")
+        return texts.sequences(text, self.tokenizer, length=self.options["length"], bos=self.options["bos"])
+
+    def tokens(self, seed: int = 0, count: int | None = None) -> Tensor:
+        """[n, T] token ids of this seed; n is --sequences unless `count` says otherwise."""
+        return self.sequences.take(count or self.options["sequences"], seed)
+
+    def model_record(self) -> dict[str, Any]:
+        """What run.json says of the model."""
+        from perpend.models.weights import weights_hash
+
+        config = self.model.config
+        return {
+            "name": self.model_name,
+            "class": type(self.model).__name__,
+            "family": getattr(config, "model_type", None),
+            "revision": self.options.get("revision"),
+            "dtype": _dtype(self.model),
+            "parameters": self.model.num_parameters(),
+            "layers": getattr(config, "num_hidden_layers", None),
+            "weights_sha256": weights_hash(self.model),
+        }
+
+    def data_record(self) -> dict[str, Any]:
+        """What run.json says of the text."""
+        cut = self.sequences
+        return {
+            "name": cut.text.name,
+            "sha256": cut.text.sha256,
+            "length": cut.length,
+            "bos": cut.bos,
+            "sequences": self.options["sequences"],
+            "available": len(cut.tokens),
+        }
+
+    def request(self, **more: Any) -> dict[str, Any]:
+        """Everything that decides the results; what a resumed run must share with the first."""
+        own = {
+            key: value
+            for key, value in self.options.items()
+            if key not in TELLING | _MODEL | _TEXT | {"seeds"}
+        }
+        asked: dict[str, Any] = {}
+        if "model" in self.options:
+            asked["model"] = self.model_record()
+        if "text" in self.options:
+            asked["data"] = self.data_record()
+        if "seeds" in self.options:
+            asked["seeds"] = list(self.options["seeds"])
+        return {**asked, **own, **more}
+
+    def run(self, **more: Any) -> Run:
+        """The run folder, for a `with`; `more` joins the request."""
+        from perpend.runs import Run
+
+        return Run.start(
+            self.options.get("out"),
+            command=self.command,
+            request=self.request(**more),
+            resume=bool(self.options.get("resume")),
+        )
+
+    def planned(
+        self,
+        tokens: Tensor,
+        *,
+        passes: float = 1,
+        forward: Callable[[Tensor], Any] | None = None,
+        remarks: Sequence[str] = (),
+    ) -> bool:
+        """With --plan: measures one batch, shows what the whole would cost, and returns True (stop here).
+
+        `passes` counts forward passes of all of `tokens`; `forward(batch)` is the work of one batch (default:
+        the plain model). Time is that of the second call, the first one warms up.
+        """
+        if not self.options.get("plan"):
+            return False
+        cost = probe(self.model, tokens, int(self.options.get("batch") or 1), passes, forward)
+        import pandas as pd
+
+        shown = pd.DataFrame(
+            [
+                (
+                    "forward passes",
+                    f"{cost['forward_passes']:,} of {cost['batch']} × {tokens.shape[1]} tokens",
+                ),
+                ("tokens", f"{cost['tokens']:,}"),
+                ("expected time", duration(cost["seconds"])),
+                ("throughput", f"{short(cost['tokens_per_second'])} tokens/s"),
+                ("peak memory", f"{cost['peak_bytes'] / 2**30:.2f} GiB ({cost['memory_of']})"),
+            ],
+            columns=["cost", self.model_name],
+        )
+        output.answer({"plan": cost, "command": self.command, "remarks": list(remarks)}, shown, *remarks)
+        return True
+
+    def answer(self, run: Any, *parts: Any) -> None:
+        """The answer on stdout: run.json with --json, else tables, findings and where the rest is."""
+        findings = run.document.get("findings", [])
+        where = f"report: {run.folder / 'report.html'}"
+        told = [output.lines("Findings", findings)] if findings else []
+        output.answer({**run.document, "folder": str(run.folder)}, *parts, *told, where)
+
+
+def probe(
+    model: Any,
+    tokens: Tensor,
+    batch: int,
+    passes: float = 1,
+    forward: Callable[[Tensor], Any] | None = None,
+) -> dict[str, Any]:
+    """Cost of `passes` passes of all `tokens`, from one batch measured: passes, tokens, seconds, bytes."""
+    import torch
+
+    run = forward or (lambda ids: model(ids.to(model.device)))
+    first, on_gpu = tokens[:batch], model.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(model.device)
+    with torch.inference_mode():
+        run(first)
+        started = time.perf_counter()
+        run(first)
+        if on_gpu:
+            torch.cuda.synchronize(model.device)
+    seconds = time.perf_counter() - started
+    batches = -(-len(tokens) // batch)
+    total = round(len(tokens) * tokens.shape[1] * passes)
+    share = first.numel() / seconds
+    return {
+        "forward_passes": round(batches * passes),
+        "batch": len(first),
+        "tokens": total,
+        "seconds": total / share / distributed.world(),
+        "tokens_per_second": share,
+        "peak_bytes": torch.cuda.max_memory_allocated(model.device) if on_gpu else _peak_resident(),
+        "memory_of": "accelerator" if on_gpu else "process",
+    }
+
+
+def duration(seconds: float) -> str:
+    """0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _peak_resident() -> int:
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _dtype(model: Any) -> str:
+    return str(model.dtype).removeprefix("torch.")
