@@ -1,0 +1,406 @@
+"""Pretrained models, ready to be read: weights checked, evaluation mode, and no pickle ever opened.
+
+model, tokenizer = load()                                  # the default, from a package registry
+model, tokenizer = load("pythia-160m", revision="step1000")
+model, tokenizer = load("some/folder");  load("model.gguf");  load("owner/name", device="cuda:1")
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from perpend import distributed
+from perpend.errors import InputError, PerpendError, unknown_name
+from perpend.models._source import TOKENIZER_FILES, Source, hub_reachable, resolve
+from perpend.models.weights import check_finite, named_weights, weights_hash
+
+__all__ = ["describe", "load", "weights_hash"]
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+# weights that a checkpoint may lack: nothing that perpend reads passes through them
+HARMLESS = re.compile(r"(^|\.)pooler\.|(^|\.)mask_token$|(^|\.)position_ids$")
+_HEAD = re.compile(r"^(cls\.predictions|lm_head|vocab_projector|vocab_transform)\.")
+_GPT2_DIGITS = ("smollm", "starcoder")  # GGUF pre-tokenizers that cut single digits before GPT-2's pattern
+
+
+def load(
+    name: str | os.PathLike[str] | None = None,
+    *,
+    revision: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[Any, Any]:
+    """A model in evaluation mode and its tokenizer (an image model's image processor; None where it has none).
+
+    `name`: a short name (`perpend models` lists them; `short@revision` too), a hub name, a local folder, a
+    .gguf file; None is SmolLM2-135M-Instruct, which needs a package registry once and no model hub.
+    `dtype`: float32 on a CPU and the checkpoint's own on an accelerator unless given ("auto": its own).
+    `device`: the accelerator if there is one; "auto" spreads a large model over all devices with accelerate.
+    `attn_implementation`: None leaves the model its own. `trust_remote_code` runs Python from the model's
+    repository: only for repositories you trust.
+
+    Raises InputError or PerpendError, with what to do, for anything that cannot be loaded whole: weights that
+    are missing, NaN or infinite included.
+    """
+    place = _device(device)
+    kind = _dtype(dtype, place)
+    source = resolve(name, revision, _convert)
+    with _quiet(), _explained(source):
+        model = _read(source, kind, place == "auto", attn_implementation, trust_remote_code)
+        tokenizer = _tokenizer(source, model, trust_remote_code)
+        if place != "auto":
+            model = model.to(place)
+    check_finite(model)
+    model.eval()
+    model.perpend_source = source
+    return model, tokenizer
+
+
+def describe(model: nn.Module) -> dict[str, Any]:
+    """What a result says of the model it was taken from; `weights_sha256` reads every weight (1 s a GB)."""
+    import transformers
+
+    source: Source | None = getattr(model, "perpend_source", None)
+    config = getattr(model, "config", None)
+    counted = {name: tensor.numel() for name, tensor in named_weights(model)}
+    first = next(model.parameters(), None)
+    return {
+        "name": source.label if source else (getattr(config, "name_or_path", "") or type(model).__name__),
+        "source": source.kind if source else "memory",
+        "revision": (source.revision if source else None) or getattr(config, "_commit_hash", None),
+        "class": type(model).__name__,
+        "family": getattr(config, "model_type", None),
+        "parameters": sum(counted.values()),
+        "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
+        "device": None if first is None else str(first.device),
+        "attn_implementation": getattr(config, "_attn_implementation", None),
+        "transformers": transformers.__version__,
+        "weights_sha256": weights_hash(model),
+    }
+
+
+def _device(device: str | torch.device | None) -> str | torch.device:
+    """ "auto", or a device that is there."""
+    if device is None:
+        device = distributed.local_device() or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "auto":
+        return "auto"
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"unknown device {device!r}: cpu, cuda, cuda:N, mps or auto") from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"there is no device {device}: torch sees {torch.cuda.device_count()} CUDA devices here"
+        )
+    if place.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError("torch sees no Apple GPU (mps) here; use --device cpu")
+    return place
+
+
+def _dtype(dtype: str | torch.dtype | None, place: str | torch.device) -> str | torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype is None:
+        on_cpu = not torch.cuda.is_available() if place == "auto" else torch.device(place).type == "cpu"
+        return torch.float32 if on_cpu else "auto"
+    if dtype == "auto":
+        return "auto"
+    found = DTYPES.get(str(dtype).lower().removeprefix("torch."))
+    if found is None:
+        raise unknown_name("dtype", dtype, ["auto", *DTYPES])
+    return found
+
+
+def _hub_options(source: Source, trust: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {"trust_remote_code": trust}
+    if source.kind == "hub":
+        options["revision"] = source.revision or "main"
+        options["local_files_only"] = not hub_reachable()
+    else:
+        options["local_files_only"] = True
+    if source.file:
+        options["gguf_file"] = source.file
+    return options
+
+
+def _read(source: Source, dtype: Any, spread: bool, attention: str | None, trust: bool) -> Any:
+    """The model from the class its config names, else from the first class that all its weights fill."""
+    from transformers import AutoConfig
+
+    options = _hub_options(source, trust)
+    config = AutoConfig.from_pretrained(source.place, **options)
+    options |= {"dtype": dtype, "output_loading_info": True, "config": config}
+    if source.kind != "gguf":
+        options["use_safetensors"] = True
+    if attention is not None:
+        options["attn_implementation"] = attention
+    if spread:
+        options["device_map"] = "auto"
+
+    named = _named_class(config, trust)
+    lacking: list[str] = []
+    for position, cls in enumerate([named] if named else _likely_classes(config, source)):
+        model, info = cls.from_pretrained(source.place, **options)
+        missing = _missing(info)
+        if not missing and named and any(_HEAD.match(k) for k in info["unexpected_keys"]):
+            model = _with_head(model, config, source, options)
+        if not missing:
+            return _plain(model) if source.kind == "gguf" else model
+        if position == 0:
+            lacking = missing
+    raise InputError(
+        f"{source.label} lacks {len(lacking)} weights that {type(model).__name__} needs, first "
+        f"{', '.join(lacking[:4])}: they would be random. The checkpoint is incomplete, or its config.json "
+        'names the wrong class under "architectures"'
+    )
+
+
+def _missing(info: dict[str, Any]) -> list[str]:
+    return sorted(k for k in info["missing_keys"] if not HARMLESS.search(k))
+
+
+def _named_class(config: Any, trust: bool) -> Any:
+    """The class under "architectures" in the config; with trusted code, the automatic class that it maps."""
+    import transformers
+
+    remote = getattr(config, "auto_map", None) or {}
+    if trust and remote:
+        for auto in ("AutoModelForCausalLM", "AutoModelForMaskedLM", *sorted(remote)):
+            if auto in remote and auto.startswith("AutoModel"):
+                return getattr(transformers, auto)
+    for name in getattr(config, "architectures", None) or ():
+        cls = getattr(transformers, name, None)
+        if isinstance(cls, type) and hasattr(cls, "from_pretrained"):
+            return cls
+    return None
+
+
+def _likely_classes(config: Any, source: Source) -> list[Any]:
+    """Classes for a config without "architectures", those with a head first; masked before causal, because an
+    encoder's weights fill its causal class as well."""
+    import transformers as t
+
+    autos = [
+        t.AutoModelForImageClassification,
+        t.AutoModelForMaskedLM,
+        t.AutoModelForCausalLM,
+        t.AutoModelForImageTextToText,
+        t.AutoModelForSeq2SeqLM,
+        t.AutoModel,
+    ]
+    if source.kind == "gguf":
+        autos = [t.AutoModelForCausalLM, t.AutoModelForSeq2SeqLM, t.AutoModel]
+    classes = [auto for auto in autos if type(config) in auto._model_mapping]
+    if not classes:
+        raise InputError(f"{source.label}: transformers has no model class for {type(config).__name__}")
+    return classes
+
+
+def _with_head(model: Any, config: Any, source: Source, options: dict[str, Any]) -> Any:
+    """The class with the head whose weights the file holds, where a bare model was named."""
+    for cls in _likely_classes(config, source):
+        whole, info = cls.from_pretrained(source.place, **options)
+        if not _missing(info) and not any(_HEAD.match(k) for k in info["unexpected_keys"]):
+            return whole
+    return model
+
+
+def _plain(model: Any) -> Any:
+    """A model read from GGUF has ordinary tensors; without these marks it saves and moves as such."""
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    for mark in ("is_quantized", "_is_quantized"):
+        if getattr(model, mark, False):
+            setattr(model, mark, False)
+    return model
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    """A GGUF file as a folder of fp32 safetensors with its tokenizer."""
+    source = Source(gguf.name, "gguf", str(gguf.parent), file=gguf.name)
+    with _quiet(), _explained(source):
+        model = _read(source, torch.float32, False, None, False)
+        tokenizer = _tokenizer(source, model, False)
+        check_finite(model)
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+
+
+def _tokenizer(source: Source, model: Any, trust: bool) -> Any:
+    """The tokenizer, the image processor of an image model, or None where the model has none."""
+    import transformers
+
+    options = _hub_options(source, trust)
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        if not _has_file(source, ("preprocessor_config.json",), options):
+            return None
+        try:
+            return transformers.AutoImageProcessor.from_pretrained(source.place, **options)
+        except ImportError:
+            warnings.warn(
+                f"{source.label}: its image processor needs pillow (pip install 'perpend[vision]'); the model "
+                "is loaded without it and takes pixel tensors only",
+                stacklevel=3,
+            )
+            return None
+    if source.kind != "gguf" and not _has_file(source, TOKENIZER_FILES, options):
+        return None
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source.place, **options)
+    if source.kind == "gguf":
+        _mend_digits(tokenizer, Path(source.place) / str(source.file))
+    return tokenizer
+
+
+def _has_file(source: Source, names: tuple[str, ...], options: dict[str, Any]) -> bool:
+    if source.kind != "hub":
+        return any((Path(source.place) / name).is_file() for name in names)
+    from transformers.utils import cached_file
+
+    where = {key: options[key] for key in ("revision", "local_files_only")}
+    return any(
+        cached_file(source.place, name, _raise_exceptions_for_missing_entries=False, **where) is not None
+        for name in names
+    )
+
+
+def _mend_digits(tokenizer: Any, gguf: Path) -> None:
+    """Cut single digits first where the GGUF file's pre-tokenizer does: transformers rebuilds these files'
+    tokenizers with GPT-2's pattern alone, which joins the spaces before a number in another way."""
+    from gguf import GGUFReader
+    from tokenizers import pre_tokenizers as pre
+
+    field = GGUFReader(str(gguf)).fields.get("tokenizer.ggml.pre")
+    if field is not None and bytes(field.parts[field.data[0]]).decode() in _GPT2_DIGITS:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre.Sequence(
+            [pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False, use_regex=True)]
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and load reports while reading: what matters in them is checked and raised here."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _explained(source: Source) -> Iterator[None]:
+    """Failures of the libraries below, as errors that say what to do."""
+    try:
+        yield
+    except PerpendError:
+        raise
+    except ImportError as error:
+        raise InputError(f"{source.label} needs a package that is not here: {_brief(error)}") from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise PerpendError(_no_memory(source)) from error
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+        text = str(error)
+        if "out of memory" in text or "can't allocate memory" in text:
+            raise PerpendError(_no_memory(source)) from error
+        if getattr(error, "errno", None) is not None and source.kind != "hub":
+            raise  # the file system's own words; the cache explains them
+        if "trust_remote_code" in text or "contains custom code" in text:
+            raise InputError(
+                f"{source.label} comes with Python code of its own, which perpend does not run unless asked: "
+                "trust_remote_code=True (--trust-remote-code), only if you trust its authors"
+            ) from error
+        raise InputError(
+            _hub_trouble(source, error) or f"{source.label} cannot be loaded: {_brief(error)}"
+        ) from error
+    except Exception as error:
+        if type(error).__name__ in (
+            "SafetensorError",
+            "StrictDataclassFieldValidationError",
+            "HfHubHTTPError",
+        ):
+            raise InputError(
+                _hub_trouble(source, error)
+                or f"{source.label} is damaged: {_brief(error)}; copy or download it again"
+            ) from error
+        raise
+
+
+def _no_memory(source: Source) -> str:
+    return (
+        f"{source.label} does not fit in memory; try --dtype bfloat16, another --device, or --device auto to "
+        "spread it over all devices"
+    )
+
+
+def _brief(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:400] or type(error).__name__
+
+
+def _hub_trouble(source: Source, error: BaseException) -> str | None:
+    """What a failed look-up on the hub means, from the chain of its causes; None for other failures."""
+    if source.kind != "hub":
+        return None
+    chain: list[BaseException] = []
+    step: BaseException | None = error
+    while step is not None and step not in chain:
+        chain.append(step)
+        step = step.__cause__ or step.__context__
+    kinds = {type(e).__name__ for e in chain}
+    url = f"https://huggingface.co/{source.place}"
+    text = " ".join(str(e) for e in chain)
+    if "GatedRepoError" in kinds or "gated repo" in text:
+        return f"{source.place} is gated: accept its licence at {url}, then run 'hf auth login' (or set HF_TOKEN)"
+    if "RevisionNotFoundError" in kinds:
+        return f"{source.place} has no revision {source.revision!r}; its branches and tags are at {url}/tree/main"
+    if "RepositoryNotFoundError" in kinds:
+        return (
+            f"there is no model {source.place} on the hub, or it is private (then 'hf auth login'); 'perpend "
+            "models' lists the names perpend knows"
+        )
+    if kinds & {
+        "LocalEntryNotFoundError",
+        "OfflineModeIsEnabled",
+        "ConnectError",
+        "ConnectTimeout",
+        "ConnectionError",
+    }:
+        return (
+            f"{source.place} is not on this machine and the model hub cannot be reached; where there is a "
+            f"network run 'hf download {source.place}' and give the folder, set HF_ENDPOINT for a mirror, or "
+            "use a model that needs no hub: leave MODEL out"
+        )
+    if "does not appear to have a file named" in text and "safetensors" in text:
+        return (
+            f"{source.place}{f' at {source.revision}' if source.revision else ''} has no safetensors weights, and "
+            "perpend opens no pickle, because a pickle can run any program; try a revision that has them (often "
+            f"refs/pr/1), or convert it: https://huggingface.co/spaces/safetensors/convert ({url}/tree/main)"
+        )
+    return None

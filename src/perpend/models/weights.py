@@ -1,0 +1,77 @@
+"""A model's tensors, one after the other: their hash, and whether every value in them is a number.
+
+weights_hash(model)      # the same weights give the same hash on every machine and device
+check_finite(model)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from perpend.errors import InputError
+
+PIECE = 1 << 24  # values moved to the CPU at a time, so that hashing needs no second copy of a large tensor
+
+
+def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and saved buffers in the order of their names; tied tensors once, under their first name.
+
+    Tensors that accelerate has moved out of memory are read back one at a time.
+    """
+    homes = {name: module for name, module in model.named_modules()}
+    kept = set(model.state_dict(keep_vars=True))
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= {k: v for k, v in model.named_buffers(remove_duplicate=False) if k in kept}
+    seen: set[tuple[object, ...]] = set()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach()
+        if tensor.device.type == "meta":
+            path, _, leaf = name.rpartition(".")
+            stored = getattr(getattr(homes[path], "_hf_hook", None), "weights_map", None)
+            if stored is None:
+                raise InputError(
+                    f"{name} has no values (it is on the meta device): load the model with weights"
+                )
+            yield name, torch.as_tensor(stored[leaf])
+            continue
+        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() == 0 or place not in seen:
+            seen.add(place)
+            yield name, tensor
+
+
+def weights_hash(model: nn.Module) -> str:
+    """sha256 over the name, dtype, shape and bytes of every weight, in the order of `named_weights`.
+
+    The same weights in another dtype hash differently, as they are other numbers.
+    """
+    total = hashlib.sha256()
+    for name, tensor in named_weights(model):
+        total.update(f"{name}:{str(tensor.dtype).removeprefix('torch.')}:{list(tensor.shape)}\n".encode())
+        flat = tensor.contiguous().flatten()
+        for start in range(0, flat.numel(), PIECE):
+            total.update(flat[start : start + PIECE].cpu().view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def check_finite(model: nn.Module) -> None:
+    """Raise InputError naming each weight that holds a NaN or an infinity."""
+    bad = []
+    for name, tensor in named_weights(model):
+        if tensor.numel() and tensor.is_floating_point():
+            wide = (
+                tensor.float() if tensor.element_size() == 1 else tensor
+            )  # float8 has no extremes of its own
+            low, high = torch.aminmax(wide)  # a NaN comes out as both; one pass, no copy
+            if not (torch.isfinite(low) and torch.isfinite(high)):
+                bad.append(f"{name} ({int((~torch.isfinite(wide)).sum())} of {tensor.numel()} values)")
+    if bad:
+        more = f" and {len(bad) - 5} more tensors" if len(bad) > 5 else ""
+        raise InputError(
+            f"the model has NaN or infinite weights in {', '.join(bad[:5])}{more}: the checkpoint is damaged, or "
+            "its values do not fit the dtype it was loaded in (try --dtype float32)"
+        )
