@@ -1,0 +1,113 @@
+"""Attach hooks to a model's attention layers for as long as a `with` lasts.
+
+    with attach(model, hook) as sites:
+        model(tokens)            # hook(call, output) runs in every layer; the logits are the model's own
+
+Leaving the `with`, by an exception too, leaves the model as it was. Attaches nest: the outer hook runs first,
+the inner one on what it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from perpend.errors import InputError, PerpendError
+from perpend.models.attention import kernel, registry
+from perpend.models.attention.call import AttentionCall, AttentionSite, Hook, Tap
+from perpend.models.attention.sites import adapter_of, attention_modules, attention_sites
+
+
+def choose_sites(sites: tuple[AttentionSite, ...], layers: Iterable[int] | None) -> tuple[AttentionSite, ...]:
+    """The sites with these indices (None: all), in the order of the model; InputError for one that is not there."""
+    if layers is None:
+        return sites
+    wanted = {int(layer) for layer in layers}
+    outside = sorted(wanted - set(range(len(sites))))
+    if outside:
+        raise InputError(
+            f"layer {', '.join(map(str, outside))} is not there: the model has attention layers 0 to {len(sites) - 1}"
+        )
+    return tuple(site for site in sites if site.index in wanted)
+
+
+@contextmanager
+def attach(
+    model: nn.Module,
+    hook: Hook,
+    layers: Iterable[int] | None = None,
+    *,
+    need_lse: bool = False,
+    tower: str = "text",
+) -> Iterator[tuple[AttentionSite, ...]]:
+    """Run `hook(call, output)` in the attention layers of a model; yields the sites it is attached to.
+
+    `layers`: indices in `attention_sites(model)`, None for all. `need_lse`: fill `call.lse` from the kernel call
+    that gives the output, where the kernel gives it away with bit-identical output (else `call.lse` is computed
+    beside it). `tower`: `text`, `vision` or `all` of a multimodal model.
+
+    Raises InputError for layers that are not there and for layers that can be observed only as probabilities.
+    """
+    sites = choose_sites(attention_sites(model, tower), layers)
+    modules = attention_modules(model, tower)
+    groups: dict[object, dict[nn.Module, Tap]] = {}
+    for site in sites:
+        module = modules[site.name][0]
+        if site.path == "probabilities":
+            raise InputError(
+                f"{site.name} ({type(module).__name__}) computes its attention by itself: perpend sees only its "
+                "probabilities (surveys can use them), and cannot hook its queries and keys; where the family "
+                "offers attn_implementation='sdpa', load it with that"
+            )
+        home = {"registry": registry, "sdpa": kernel}.get(site.path) or adapter_of(module)
+        groups.setdefault(home, {})[module] = Tap(site, hook, need_lse)
+    with ExitStack() as stack:
+        for home, taps in groups.items():
+            stack.enter_context(home.tapped(taps))
+        yield sites
+
+
+def _logits(output: object) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    for name in ("logits", "last_hidden_state"):
+        found = getattr(output, name, None)
+        if isinstance(found, Tensor):
+            return found
+    return output[0]  # type: ignore[index]
+
+
+def check_parity(model: nn.Module, tokens: Tensor, *, tower: str = "text", **inputs: object) -> int:
+    """Run the model with and without an observing hook: the logits must be bit-identical.
+
+    `tokens`: ids [B, T], or pixel values [B, C, H, W] for a vision model; further inputs by name. Returns the
+    number of layers whose hook ran. Raises PerpendError where a logit differs or a layer was not seen.
+    """
+    seen: set[int] = set()
+
+    def look(call: AttentionCall, output: Tensor) -> None:
+        seen.add(call.layer)
+
+    name = "pixel_values" if tokens.is_floating_point() else "input_ids"
+    arguments = {name: tokens, **inputs} if hasattr(model, "config") else inputs
+    positional = () if hasattr(model, "config") else (tokens,)
+    with torch.no_grad():
+        plain = _logits(model(*positional, **arguments))
+        with attach(model, look, tower=tower) as sites:
+            watched = _logits(model(*positional, **arguments))
+    if not torch.equal(plain, watched):
+        same = plain.nan_to_num().eq(watched.nan_to_num()).double().mean().item()
+        raise PerpendError(
+            f"observing the attention of {type(model).__name__} changes its logits ({1 - same:.2%} of them): this "
+            "family takes another path when it is observed; please report it with the transformers version"
+        )
+    missing = [site.name for site in sites if site.index not in seen]
+    if missing:
+        raise PerpendError(
+            f"the hook did not run in {', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}: the "
+            "model did not call these layers on this input"
+        )
+    return len(seen)

@@ -1,0 +1,183 @@
+"""The path through transformers' attention functions: the model keeps its own, and hooks run after it.
+
+While something is attached, the entry of the model's *own* implementation in `AttentionInterface` (sdpa, flash,
+flex, a kernel from elsewhere) is a function that runs that implementation and then the hooks of the module it
+was called for; a module without hooks, of any model, gets the implementation untouched. The eager function is
+no entry but a global of each modeling file, and is wrapped there. The implementation keeps its name and its
+registered mask function, so masks, padding and every choice a model makes by that name stay as they were.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from perpend.errors import InputError
+from perpend.models.attention.call import AttentionCall, Tap, apply_taps
+from perpend.models.attention.fused import output_and_lse
+from perpend.models.attention.sites import Routing, implementation, routing
+
+_lock = threading.RLock()
+_taps: weakref.WeakKeyDictionary[nn.Module, tuple[Tap, ...]] = weakref.WeakKeyDictionary()
+_installed: dict[tuple[int, str], tuple[int, Callable[[], None]]] = {}
+
+
+def _masks(
+    own: str, module: nn.Module, mask: Any, query: Tensor, key: Tensor, kwargs: dict
+) -> dict[str, Any]:
+    """What a kernel makes of its mask argument: which keys each row may see, in AttentionCall's terms."""
+    length, seen = query.shape[2], key.shape[2]
+    causal = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
+    window = window if isinstance(window, int) else None
+    found: dict[str, Any] = {"mask": None, "causal": False, "window": window}
+    if hasattr(mask, "mask_mod"):  # flex attention's BlockMask
+        found["rule"] = mask.mask_mod
+    elif "flash" in own:  # bottom-right aligned, padding as [B, S], the window applied by the kernel
+        found |= {"causal": bool(causal), "diagonal": seen - length, "enforce_window": window is not None}
+        found["padding"] = None if mask is None else mask[:, -seen:].bool()
+    elif mask is not None:
+        found["mask"] = mask[..., :seen] if mask.shape[-1] > seen else mask
+    else:  # eager adds no mask of its own; the others take the upper-left causal one
+        found["causal"] = bool(causal) and length > 1 and own != "eager"
+    return found
+
+
+def _call(
+    own: str, tap: Tap, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict
+):
+    scale = kwargs.get("scaling")
+    # sdpa ignores learned sinks and caps; a family that has them runs eager, flash or flex
+    plain = own == "sdpa"
+    sinks = None if plain else kwargs.get("s_aux", getattr(module, "sinks", None))
+    return AttentionCall(
+        site=tap.site,
+        module=module,
+        query=query,
+        key=key,
+        value=value,
+        scale=float(query.shape[-1] ** -0.5 if scale is None else scale),
+        softcap=None if plain else kwargs.get("softcap"),
+        sinks=sinks,
+        bias=kwargs.get("position_bias"),
+        implementation=own,
+        **_masks(own, module, mask, query, key, kwargs),
+    )
+
+
+def _with_hooks(own: str, function: Callable) -> Callable:
+    """The own implementation, followed by the hooks of the module it is called for."""
+
+    def attention(module, query, key, value, attention_mask, *args, **kwargs):
+        taps = _taps.get(module)
+        if not taps:
+            return function(module, query, key, value, attention_mask, *args, **kwargs)
+        if args:
+            raise InputError(
+                f"{taps[0].site.name} ({type(module).__name__}) passes attention options by position, which "
+                "perpend cannot read; use a transformers version in which it names them"
+            )
+        call = _call(own, taps[0], module, query, key, value, attention_mask, kwargs)
+
+        def run() -> tuple[Tensor, Any]:
+            return function(module, query, key, value, attention_mask, **kwargs)
+
+        rest: Any = None
+        if any(tap.need_lse for tap in taps):
+            output, rest = output_and_lse(call, run, kwargs)
+        else:
+            output, rest = run()
+        return apply_taps(taps, call, output), rest
+
+    attention.__wrapped__ = function
+    return attention
+
+
+def _install(key: tuple[int, str], put: Callable[[], Callable[[], None]]) -> None:
+    """Count users of one patch; `put` makes it and returns what undoes it."""
+    with _lock:
+        count, undo = _installed.get(key, (0, None))
+        _installed[key] = (count + 1, undo or put())
+
+
+def _uninstall(key: tuple[int, str]) -> None:
+    with _lock:
+        count, undo = _installed.pop(key)
+        if count > 1:
+            _installed[key] = (count - 1, undo)
+        else:
+            undo()
+
+
+def _patch_interface(interface: Any, own: str) -> Callable[[], None]:
+    before = interface._local_mapping.get(own)  # another's override of this file's interface, if any
+    interface[own] = _with_hooks(own, interface[own])
+
+    def undo() -> None:
+        del interface[own]
+        if before is not None:
+            interface[own] = before
+
+    return undo
+
+
+def _patch_eager(names: dict[str, Any], eager: str) -> Callable[[], None]:
+    before = names[eager]
+    names[eager] = _with_hooks("eager", before)
+
+    def undo() -> None:
+        names[eager] = before
+
+    return undo
+
+
+def _target(module: nn.Module, site_name: str) -> tuple[tuple[int, str], Callable[[], Callable[[], None]]]:
+    """The patch that a module needs: its key and the function that makes it."""
+    route: Routing = routing(type(module))  # type: ignore[assignment]
+    own = implementation(module)
+    if own != "eager":
+        return (id(route.interface), own), lambda: _patch_interface(route.interface, own)
+    if getattr(module, "reorder_and_upcast_attn", False):
+        raise InputError(
+            f"{site_name} computes its own upcast attention (reorder_and_upcast_attn with eager); load the model "
+            "with attn_implementation='sdpa'"
+        )
+    if route.eager is None:
+        raise InputError(
+            f"{site_name} ({type(module).__name__}) has an eager attention perpend cannot find; load the model "
+            "with attn_implementation='sdpa'"
+        )
+    return (id(route.names), route.eager), lambda: _patch_eager(route.names, route.eager)
+
+
+@contextmanager
+def tapped(taps: dict[nn.Module, Tap]) -> Iterator[None]:
+    """Hooks on routed modules for as long as the block lasts."""
+    done: list[Callable[[], None]] = []
+    try:
+        for module, tap in taps.items():
+            key, put = _target(module, tap.site.name)
+            _install(key, put)
+            done.append(lambda key=key: _uninstall(key))
+            with _lock:
+                _taps[module] = (*_taps.get(module, ()), tap)
+            done.append(lambda module=module, tap=tap: _remove(module, tap))
+        yield
+    finally:
+        for undo in reversed(done):
+            undo()
+
+
+def _remove(module: nn.Module, tap: Tap) -> None:
+    with _lock:
+        left = tuple(other for other in _taps.get(module, ()) if other is not tap)
+        if left:
+            _taps[module] = left
+        else:
+            _taps.pop(module, None)

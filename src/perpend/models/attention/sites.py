@@ -1,0 +1,240 @@
+"""Which modules of a model are self-attention layers, and by which path their calls can be seen.
+
+Read off the model's classes without running it: a module routes through transformers' attention functions when
+its code looks them up, through torch's kernel when it calls `scaled_dot_product_attention`, and through an
+adapter when one in `adapters/` knows it. What is left over with "Attention" in its class name and projections
+of its own can be observed only as probabilities.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from perpend.errors import InputError
+from perpend.models.attention.call import AttentionSite
+
+TOWERS = ("text", "vision", "all")
+_CROSS = re.compile(r"cross_?attn|cross_?attention|encoder_attn|EncDecAttention|enc_dec", re.IGNORECASE)
+_REGISTRY = "ALL_ATTENTION_FUNCTIONS"
+_KERNEL = "scaled_dot_product_attention"
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where a class looks its attention function up: the globals of its code and its own eager function."""
+
+    names: dict[str, Any]
+    eager: str | None
+
+    @property
+    def interface(self) -> Any:
+        return self.names[_REGISTRY]
+
+
+def _functions(kind: type) -> Iterator[Any]:
+    """The Python functions of a class and its bases, nearest first, without those of the two frameworks' bases."""
+    for base in kind.__mro__:
+        if base is nn.Module:
+            return
+        if base.__module__.startswith("transformers.") and not base.__module__.startswith(
+            "transformers.models."
+        ):
+            continue
+        for member in vars(base).values():
+            if callable(member):
+                function = inspect.unwrap(member)
+                if hasattr(function, "__code__"):
+                    yield function
+
+
+@cache
+def routing(kind: type) -> Routing | None:
+    """How a module class reaches transformers' attention functions, None when it does not."""
+    for function in _functions(kind):
+        names = function.__code__.co_names
+        if _REGISTRY in names and _REGISTRY in function.__globals__:
+            eager = next((name for name in names if name.endswith("eager_attention_forward")), None)
+            return Routing(function.__globals__, eager)
+    return None
+
+
+@cache
+def _calls_kernel(kind: type) -> bool:
+    return any(_KERNEL in function.__code__.co_names for function in _functions(kind))
+
+
+@cache
+def adapters() -> tuple[ModuleType, ...]:
+    """The families with an attention of their own that perpend knows: the modules in `adapters/`."""
+    from perpend.models.attention import adapters as folder
+
+    return tuple(
+        importlib.import_module(f"{folder.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(folder.__path__)
+    )
+
+
+def adapter_of(module: nn.Module) -> ModuleType | None:
+    """The adapter for this module, if one knows it."""
+    return next((adapter for adapter in adapters() if adapter.matches(module)), None)
+
+
+def implementation(module: nn.Module) -> str:
+    """The name of the attention function that a routed module uses now."""
+    return getattr(module.config, "_attn_implementation", None) or "eager"
+
+
+def _path(module: nn.Module) -> str | None:
+    kind = type(module)
+    if routing(kind) is not None and hasattr(module, "config"):
+        return "registry"
+    if adapter_of(module) is not None:
+        return "adapter"
+    if isinstance(module, nn.MultiheadAttention):
+        return "multihead"
+    if _calls_kernel(kind):
+        own = getattr(getattr(module, "config", None), "_attn_implementation", "sdpa")
+        return "sdpa" if own in ("sdpa", None) else "probabilities"
+    projections = [child for child in module.children() if hasattr(child, "weight")]
+    weights = [p for p in module.parameters(recurse=False) if p.ndim >= 2]
+    if "Attention" in kind.__name__ and len(projections) + len(weights) >= 2:
+        return "probabilities"
+    return None
+
+
+def _is_cross(name: str, module: nn.Module) -> bool:
+    flag = getattr(module, "is_cross_attention", False)
+    return bool(flag) or bool(_CROSS.search(name)) or "Cross" in type(module).__name__
+
+
+def _in_tower(model: nn.Module, module: nn.Module, tower: str) -> bool:
+    """Whether a module belongs to the asked part of a multimodal model (True for any other model)."""
+    config, own = getattr(model, "config", None), getattr(module, "config", None)
+    if tower == "all" or own is None or not hasattr(config, "get_text_config"):
+        return True
+    text = config.get_text_config(decoder=True)
+    others = tuple(
+        type(part)
+        for key in getattr(config, "sub_configs", {})
+        if (part := getattr(config, key, None)) is not None and type(part) is not type(text)
+    )
+    if text is config and not others:
+        return True
+    is_text = own is text or (type(own) is type(text)) or (text is config and not isinstance(own, others))
+    return is_text == (tower == "text")
+
+
+def _first(owner: Any, names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = getattr(owner, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_heads_per_layer")
+_DIMS = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim", "dim_head")
+
+
+def _sizes(name: str, module: nn.Module) -> tuple[int, int, int, int]:
+    """Heads, key-value heads, head width and value width, from the module's attributes or its config's."""
+    config = getattr(module, "config", None)
+    heads = _first(module, _HEADS) or _first(config, _HEADS)
+    dim = _first(module, _DIMS)
+    if heads is None:
+        raise InputError(
+            f"perpend cannot read the number of heads of {name} ({type(module).__name__}); give the module an "
+            "attribute num_heads"
+        )
+    groups = _first(module, ("num_key_value_groups",))
+    kv = heads // groups if groups else _first(module, ("num_key_value_heads", "num_kv_heads", "n_kv_heads"))
+    if dim is None:
+        width = _first(module, ("hidden_size", "embed_dim", "all_head_size", "n_embd", "dim"))
+        width = width or _first(config, ("hidden_size", "n_embd", "d_model"))
+        dim = _first(config, ("head_dim",)) or (width // heads if width else 0)
+    return heads, kv or heads, dim, _first(module, ("v_head_dim",)) or dim
+
+
+def _window(module: nn.Module) -> int | None:
+    """The sliding window that a layer's attributes or config give it, None when it sees everything."""
+    if hasattr(module, "sliding_window"):
+        return module.sliding_window if isinstance(module.sliding_window, int) else None
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    window = getattr(config, "sliding_window", None)
+    if not isinstance(window, int) or getattr(config, "use_sliding_window", True) is False:
+        return None
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and isinstance(layer, int) and layer < len(kinds):
+        return window if kinds[layer] == "sliding_attention" else None
+    uses = any(
+        "sliding_window" in (*f.__code__.co_names, *f.__code__.co_consts) for f in _functions(type(module))
+    )
+    return window if uses else None
+
+
+def _refuse(name: str, module: nn.Module) -> None:
+    """Layers whose rows are not compositions, or whose path hides q and k, by name."""
+    if hasattr(module, "lambda_q1"):
+        raise InputError(
+            f"{name} ({type(module).__name__}) is differential attention: its rows are differences of two "
+            "softmaxes, not compositions, so perpend does not read or edit them"
+        )
+    if isinstance(module, nn.MultiheadAttention) and torch.backends.mha.get_fastpath_enabled():
+        raise InputError(
+            f"{name} is a torch.nn.MultiheadAttention, whose fast path hides queries and keys; call "
+            "torch.backends.mha.set_fastpath_enabled(False) first, and let it run with need_weights=False"
+        )
+
+
+def attention_modules(model: nn.Module, tower: str = "text") -> dict[str, tuple[nn.Module, str]]:
+    """Name -> (module, path) of each self-attention layer, in the model's own order."""
+    if tower not in TOWERS:
+        raise InputError(f"tower is one of {', '.join(TOWERS)}, not {tower!r}")
+    found: dict[str, tuple[nn.Module, str]] = {}
+    for name, module in model.named_modules():
+        path = _path(module)
+        if path and not _is_cross(name, module) and _in_tower(model, module, tower):
+            found[name] = (module, path)
+    # the best path that exists decides: a routed model's other modules (poolers, resamplers) are no layers of it
+    for best in (("registry", "adapter"), ("sdpa",), ("multihead",), ("probabilities",)):
+        chosen = {name: pair for name, pair in found.items() if pair[1] in best}
+        if chosen:
+            break
+    for name, (module, _) in chosen.items():
+        _refuse(name, module)
+    return {name: (m, "sdpa" if path == "multihead" else path) for name, (m, path) in chosen.items()}
+
+
+def attention_sites(model: nn.Module, tower: str = "text") -> tuple[AttentionSite, ...]:
+    """The self-attention layers of a model, in its own order.
+
+    Cross-attention and linear-attention layers are no sites. `tower` picks the part of a multimodal model:
+    `text` (its decoder), `vision` (everything else), `all`. Raises InputError when there are none, or when a
+    layer is of a kind perpend refuses (differential attention, nn.MultiheadAttention's fast path).
+    """
+    modules = attention_modules(model, tower)
+    if not modules:
+        raise InputError(
+            f"perpend found no self-attention layer in {type(model).__name__}: none routes through transformers' "
+            "attention functions or torch's scaled_dot_product_attention, and no adapter knows its classes"
+        )
+    sites = []
+    for index, (name, (module, path)) in enumerate(modules.items()):
+        number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
+        sites.append(
+            AttentionSite(
+                index, name, int(number[1]) if number else index, *_sizes(name, module), _window(module), path
+            )
+        )
+    return tuple(sites)
