@@ -1,0 +1,345 @@
+"""Scale what a model computes along its reference or across it, anywhere the model runs.
+
+    with perpend.edit(model, site="value.exclude_self", parallel=0.0):
+        model.generate(...)                    # prefill, cached decoding and padded batches alike
+
+A site names the vector y and its reference r; the edit replaces y by s∥·y∥ + s⊥·y⊥, where y∥ is the part of y
+along r:
+
+    residual.attn       what attention adds to the stream          against the block's input
+    residual.mlp        what the MLP adds                          against the stream it is added to
+    residual.block      what the block adds                        against the block's input
+    value.full          o_t = Σ_s A_ts v_s, before W_O             against v_t
+    value.exclude_self  c_t = Σ_{s≠t} A_ts v_s; A_tt v_t is added back unchanged    against v_t
+
+(1, 1) leaves the model's own path alone, to the bit. Nested edits compose: at sites of one kind each acts on
+what the edits entered before it have left; value sites act before residual ones, since the model computes
+them in that order. Projections are in fp32 whatever the model's dtype; a zero reference has a zero parallel
+part.
+
+Source: "Disentangling Representation Evolution in Transformers through Directional Decomposition", Eq. 10-11.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from perpend.errors import InputError, unknown_name
+from perpend.models.attention import AttentionCall, Hook, attach, attention_sites, own_key_index, self_weight
+from perpend.models.stream import Contribution, blocks, contributions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RESIDUAL_SITES = ("residual.attn", "residual.mlp", "residual.block")
+VALUE_SITES = ("value.full", "value.exclude_self")
+SITES = RESIDUAL_SITES + VALUE_SITES
+REFERENCES = ("head", "token")
+
+Scale = float | Sequence[float] | Sequence[Sequence[float]]
+"""One number; one per layer; or one per layer and head (value sites)."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One edit, as data: what `perpend.edit` takes and what is saved and shared as JSON.
+
+    `parallel`, `perpendicular`: s∥ and s⊥, a number, a list by layer, or a list of lists by layer and
+    head (value sites). `layers`, `heads`: those edited, None for all. `reference` (value sites): `head`,
+    each query head against the value of its own KV head, or `token`, all heads concatenated; with `heads`,
+    `token` applies the common coefficient to those heads only.
+    """
+
+    site: str
+    parallel: Scale = 1.0
+    perpendicular: Scale = 1.0
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    reference: str = "head"
+
+    def __post_init__(self) -> None:
+        if self.site not in SITES:
+            raise unknown_name("edit site", self.site, SITES)
+        if self.reference not in REFERENCES:
+            raise unknown_name("reference", self.reference, REFERENCES)
+        if self.heads is not None and self.site in RESIDUAL_SITES:
+            raise InputError(
+                f"{self.site} has no heads: attention's heads are summed before they reach the stream; "
+                "use value.full or value.exclude_self, or leave `heads` out"
+            )
+        for name in ("parallel", "perpendicular"):
+            scale = torch.as_tensor(getattr(self, name), dtype=torch.float64)
+            if scale.ndim > (2 if self.site in VALUE_SITES else 1):
+                raise InputError(
+                    f"`{name}` has {scale.ndim} axes; {self.site} takes at most layers and heads"
+                )
+            if not scale.isfinite().all():
+                raise InputError(f"`{name}` holds a value that is not finite: {getattr(self, name)}")
+            object.__setattr__(self, name, scale.tolist())
+        for name in ("layers", "heads"):
+            chosen = getattr(self, name)
+            if chosen is not None:
+                object.__setattr__(self, name, tuple(int(index) for index in chosen))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every scale is 1, so that the model's own path stays untouched."""
+        return all(bool((torch.as_tensor(scale) == 1).all()) for scale in (self.parallel, self.perpendicular))
+
+    def to_json(self) -> str:
+        """The edit as a JSON object with every field."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Edit:
+        """Read `to_json`'s form. Raises InputError for anything else, unknown keys included."""
+        try:
+            document = json.loads(text)
+        except json.JSONDecodeError as problem:
+            raise InputError(f"an edit is a JSON object, and this is not JSON: {problem}") from problem
+        if not isinstance(document, dict):
+            raise InputError(f"an edit is a JSON object such as {cls('value.exclude_self', 0.0).to_json()}")
+        fields = cls.__dataclass_fields__
+        for key in document:
+            if key not in fields:
+                raise unknown_name("key of an edit", key, fields)
+        if "site" not in document:
+            raise InputError(f"an edit needs a `site`: one of {', '.join(SITES)}")
+        return cls(**document)
+
+    def save(self, path: str | Path) -> None:
+        """Write the edit to a JSON file."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Edit:
+        """Read an edit from a JSON file."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except OSError as problem:
+            raise InputError(f"cannot read the edit {path}: {problem.strerror or problem}") from problem
+
+
+@contextmanager
+def edit(
+    model: nn.Module,
+    site: str | Edit | Mapping[str, Any],
+    parallel: Scale = 1.0,
+    perpendicular: Scale = 1.0,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    reference: str = "head",
+    *,
+    tokens: Tensor | None = None,
+) -> Iterator[Edit]:
+    """Run `model` with one component of one site scaled; leaving the block restores it, by exception too.
+
+    `site` is a name of `SITES`, an `Edit`, or a mapping with its fields. `tokens` (batch, positions),
+    boolean, restricts the edit to the positions marked True; positions past its end (decoded later) are
+    left alone.
+    Yields the `Edit`. Raises InputError for an unknown site, a layer or head out of range, and a model whose
+    attention cannot be edited there.
+    """
+    if isinstance(site, Edit):
+        change = site
+    elif isinstance(site, str):
+        change = Edit(
+            site,
+            parallel,
+            perpendicular,
+            None if layers is None else tuple(layers),
+            None if heads is None else tuple(heads),
+            reference,
+        )
+    else:
+        change = Edit.from_json(json.dumps(dict(site)))
+    if tokens is not None and (tokens.ndim != 2 or tokens.dtype != torch.bool):
+        raise InputError("`tokens` is a boolean mask of shape (batch, positions)")
+    plan = _plan(model, change)
+    if change.is_identity:
+        yield change
+    elif change.site in RESIDUAL_SITES:
+        visit = _residual_visit(plan, tokens)
+        with contributions(model, visit, parts=(change.site.split(".")[1],), layers=plan.layers):
+            yield change
+    else:
+        hook = value_hook(plan, change, tokens)
+        with attach(model, hook, layers=plan.layers, need_lse=change.site == "value.exclude_self"):
+            yield change
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An edit resolved on a model: its layers and (s∥, s⊥) for each, numbers or tensors (heads,)."""
+
+    layers: tuple[int, ...]
+    scales: dict[int, tuple[float | Tensor, float | Tensor]] = field(default_factory=dict)
+
+
+def _plan(model: nn.Module, change: Edit) -> Plan:
+    if change.site in RESIDUAL_SITES:
+        indices = {block.index: 0 for block in blocks(model)}
+    else:
+        indices = {site.index: site.heads for site in attention_sites(model)}
+        if not indices:
+            raise InputError(f"this model has no attention layer to edit at {change.site}")
+    layers = tuple(indices) if change.layers is None else change.layers
+    for layer in layers:
+        if layer not in indices:
+            raise InputError(f"layer {layer} is out of range: {change.site} has layers {sorted(indices)}")
+    scales = {}
+    for layer in layers:
+        pair = []
+        for name in ("parallel", "perpendicular"):
+            scale = torch.as_tensor(getattr(change, name), dtype=torch.float32)
+            if scale.ndim:
+                if len(scale) != len(indices):
+                    raise InputError(f"`{name}` has {len(scale)} layers and the model {len(indices)}")
+                scale = scale[sorted(indices).index(layer)]
+            pair.append(_by_head(scale, change.heads, indices[layer], name))
+        scales[layer] = (pair[0], pair[1])
+    return Plan(layers, scales)
+
+
+def _by_head(scale: Tensor, heads: tuple[int, ...] | None, count: int, name: str) -> float | Tensor:
+    if scale.ndim == 0 and heads is None:
+        return float(scale)
+    if scale.ndim and len(scale) != count:
+        raise InputError(f"`{name}` has {len(scale)} heads and the layer {count}")
+    full = scale.expand(count).clone()
+    if heads is not None:
+        for head in heads:
+            if not 0 <= head < count:
+                raise InputError(f"head {head} is out of range: the layer has heads 0 to {count - 1}")
+        kept = torch.ones(count)
+        kept[list(heads)] = full[list(heads)]
+        full = kept
+    return full
+
+
+def scale_parts(
+    update: Tensor, reference: Tensor, parallel: float | Tensor, perpendicular: float | Tensor
+) -> Tensor:
+    """s∥·Δ∥ + s⊥·Δ⊥ over the last axis, in fp32 (float64 stays), returned in the dtype of `update`."""
+    wide = torch.promote_types(update.dtype, torch.float32)
+    y, z = update.to(wide), reference.to(wide)
+    coefficient = coefficient_along(y, z)
+    if isinstance(perpendicular, float) and perpendicular == 1.0:
+        result = torch.addcmul(y, (parallel - 1.0) * coefficient, z)
+    else:
+        result = torch.addcmul(perpendicular * y, (parallel - perpendicular) * coefficient, z)
+    return result.to(update.dtype)
+
+
+def coefficient_along(y: Tensor, z: Tensor) -> Tensor:
+    """⟨y, z⟩/‖z‖² over the last axis (kept); 0 where z = 0."""
+    square = (z * z).sum(-1, keepdim=True)
+    return (y * z).sum(-1, keepdim=True).div_(square).masked_fill_(square == 0, 0.0)
+
+
+def _residual_visit(plan: Plan, tokens: Tensor | None) -> Callable[[Contribution], Tensor | None]:
+    def visit(contribution: Contribution) -> Tensor:
+        parallel, perpendicular = plan.scales[contribution.layer]
+        edited = scale_parts(contribution.update, contribution.reference, parallel, perpendicular)
+        if tokens is None:
+            return edited
+        return torch.where(tokens.to(edited.device)[..., None], edited, contribution.update)
+
+    return visit
+
+
+def value_hook(plan: Plan, change: Edit, tokens: Tensor | None = None) -> Hook:
+    """The hook that edits o [B, T, H, d_v]. With y = c = o − A_tt v, or y = o and A_tt = 0 for `value.full`,
+
+        o' = s⊥ o + [(s∥ − s⊥) α + (1 − s⊥) A_tt] v,      α = ⟨y, v⟩/‖v‖²
+
+    so that the edit is one number per row and head times the value itself.
+    """
+
+    def hook(call: AttentionCall, output: Tensor) -> Tensor:
+        parallel, perpendicular = (_on(scale, output) for scale in plan.scales[call.layer])
+        value = own_value(call)
+        self_mass = self_weight(call).transpose(1, 2) if change.site == "value.exclude_self" else None
+        along = value_coefficient(output, value, self_mass, change.reference)
+        weight = (parallel - perpendicular) * along
+        if self_mass is not None:
+            weight = weight + (1.0 - perpendicular) * self_mass
+        edited = _combine(output, perpendicular, weight, value)
+        if tokens is None:
+            return edited
+        return torch.where(_chosen(call, tokens)[..., None, None], edited, output)
+
+    return hook
+
+
+def own_value(call: AttentionCall) -> Tensor:
+    """Each query's own value by KV head, v_t [B, T, H_kv, d_v] (a view where no cache is involved)."""
+    own, value = own_key_index(call), call.value
+    if own.ndim == 2:
+        index = own[:, None, :, None].expand(-1, value.shape[1], -1, value.shape[3])
+        value = value.expand(len(own), -1, -1, -1).gather(2, index)
+    elif value.shape[2] != len(own):
+        value = value.index_select(2, own)
+    return value.transpose(1, 2)
+
+
+def value_coefficient(
+    output: Tensor, value: Tensor, self_mass: Tensor | None, reference: str = "head"
+) -> Tensor:
+    """α of the aggregate against the own value, [B, T, H] in fp32 or better; 0 where the value is 0.
+
+    `output` o [B, T, H, d_v]; `value` v [B, T, H_kv, d_v]; `self_mass` A_tt [B, T, H], or None for the full
+    aggregate: since c = o − A_tt v, ⟨c, v⟩/‖v‖² = ⟨o, v⟩/‖v‖² − A_tt. Under `token` both products are summed
+    over heads first, and every head gets the common α.
+    """
+    wide = torch.promote_types(output.dtype, torch.float32)
+    groups = output.shape[2] // value.shape[2]
+    v = value.to(wide)
+    square = (v * v).sum(-1).repeat_interleave(groups, dim=2)
+    dot = (output.to(wide).unflatten(2, (-1, groups)) * v.unsqueeze(3)).sum(-1).flatten(2)
+    if reference == "token":
+        if self_mass is not None:
+            dot = dot - self_mass * square
+        dot = dot.sum(-1, keepdim=True).expand_as(square)
+        square = square.sum(-1, keepdim=True).expand_as(square)
+        self_mass = None
+    along = dot / square
+    if self_mass is not None:
+        along = along - self_mass
+    return along.masked_fill(square == 0, 0.0)
+
+
+def _combine(output: Tensor, perpendicular: float | Tensor, weight: Tensor, value: Tensor) -> Tensor:
+    """s⊥ o + weight·v, [B, T, H, d_v] in the dtype of o; the products in fp32 or better."""
+    wide = weight.dtype
+    groups = output.shape[2] // value.shape[2]
+    base = output.to(wide)
+    if isinstance(perpendicular, Tensor):
+        base = base * perpendicular[..., None]
+    elif perpendicular != 1.0:
+        base = base * perpendicular
+    grouped = base.unflatten(2, (-1, groups))
+    edited = torch.addcmul(
+        grouped, weight.unflatten(2, (-1, groups)).unsqueeze(-1), value.to(wide).unsqueeze(3)
+    )
+    return edited.flatten(2, 3).to(output.dtype)
+
+
+def _on(scale: float | Tensor, like: Tensor) -> float | Tensor:
+    return scale.to(like.device) if isinstance(scale, Tensor) else scale
+
+
+def _chosen(call: AttentionCall, tokens: Tensor) -> Tensor:
+    """Which query rows [B, T] the mask over positions picks; a position past its end is not edited."""
+    own = own_key_index(call).expand(call.query.shape[0], -1)
+    inside = own < tokens.shape[1]
+    picked = tokens.to(own.device).gather(1, own.clamp(max=tokens.shape[1] - 1))
+    return picked & inside
