@@ -105,9 +105,12 @@ def run(words: list[str]) -> int:
     """Runs a verb and returns the exit code; every expected error becomes a message that says what to do."""
     wants_json = "--json" in words
     try:
-        with _termination(), output.as_json(wants_json):
-            with verbs.make_context("perpend", list(words)) as context:
-                outcome = verbs.invoke(context)
+        with (
+            _termination(),
+            output.as_json(wants_json),
+            verbs.make_context("perpend", list(words)) as context,
+        ):
+            outcome = verbs.invoke(context)
         return outcome if isinstance(outcome, int) and not isinstance(outcome, bool) else FINE
     except click.exceptions.Exit as stop:
         return stop.exit_code
