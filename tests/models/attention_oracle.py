@@ -1,4 +1,4 @@
-"""A hand-written eager attention in float64, and models outside the tiny families, for the attention tests."""
+"""A hand-written eager attention in float64, and models outside the tiny families."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perpend.models.attention import AttentionCall
 
 
 def weights(call: AttentionCall) -> Tensor:
-    """Attention weights [B, H, T, S] in float64, straight from the definition; hidden keys weigh exactly 0."""
+    """Attention weights [B, H, T, S] in float64, from the definition; hidden keys weigh exactly 0."""
     query, key = call.query.double(), call.key.double()
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     batch, heads, length, _ = query.shape

@@ -22,14 +22,15 @@ from perpend.models.attention.sites import adapter_of, attention_modules, attent
 
 
 def choose_sites(sites: tuple[AttentionSite, ...], layers: Iterable[int] | None) -> tuple[AttentionSite, ...]:
-    """The sites with these indices (None: all), in the order of the model; InputError for one that is not there."""
+    """The sites with these indices (None: all), in model order; InputError for one that is not there."""
     if layers is None:
         return sites
     wanted = {int(layer) for layer in layers}
     outside = sorted(wanted - set(range(len(sites))))
     if outside:
         raise InputError(
-            f"layer {', '.join(map(str, outside))} is not there: the model has attention layers 0 to {len(sites) - 1}"
+            f"layer {', '.join(map(str, outside))} is not there: the model has attention layers "
+            f"0 to {len(sites) - 1}"
         )
     return tuple(site for site in sites if site.index in wanted)
 
@@ -45,9 +46,9 @@ def attach(
 ) -> Iterator[tuple[AttentionSite, ...]]:
     """Run `hook(call, output)` in the attention layers of a model; yields the sites it is attached to.
 
-    `layers`: indices in `attention_sites(model)`, None for all. `need_lse`: fill `call.lse` from the kernel call
-    that gives the output, where the kernel gives it away with bit-identical output (else `call.lse` is computed
-    beside it). `tower`: `text`, `vision` or `all` of a multimodal model.
+    `layers`: indices in `attention_sites(model)`, None for all. `need_lse`: fill `call.lse` from the kernel
+    call that gives the output, where the kernel gives it away with bit-identical output (else `call.lse` is
+    computed beside it). `tower`: `text`, `vision` or `all` of a multimodal model.
 
     Raises InputError for layers that are not there and for layers that can be observed only as probabilities.
     """
@@ -58,9 +59,9 @@ def attach(
         module = modules[site.name][0]
         if site.path == "probabilities":
             raise InputError(
-                f"{site.name} ({type(module).__name__}) computes its attention by itself: perpend sees only its "
-                "probabilities (surveys can use them), and cannot hook its queries and keys; where the family "
-                "offers attn_implementation='sdpa', load it with that"
+                f"{site.name} ({type(module).__name__}) computes its attention by itself: perpend sees only "
+                "its probabilities (surveys can use them), and cannot hook its queries and keys; where the "
+                "family offers attn_implementation='sdpa', load it with that"
             )
         home = {"registry": registry, "sdpa": kernel}.get(site.path) or adapter_of(module)
         groups.setdefault(home, {})[module] = Tap(site, hook, need_lse)
@@ -101,13 +102,13 @@ def check_parity(model: nn.Module, tokens: Tensor, *, tower: str = "text", **inp
     if not torch.equal(plain, watched):
         same = plain.nan_to_num().eq(watched.nan_to_num()).double().mean().item()
         raise PerpendError(
-            f"observing the attention of {type(model).__name__} changes its logits ({1 - same:.2%} of them): this "
-            "family takes another path when it is observed; please report it with the transformers version"
+            f"observing the attention of {type(model).__name__} changes its logits ({1 - same:.2%} of them): "
+            "this family takes another path when it is observed; please report the transformers version"
         )
     missing = [site.name for site in sites if site.index not in seen]
     if missing:
         raise PerpendError(
-            f"the hook did not run in {', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}: the "
-            "model did not call these layers on this input"
+            f"the hook did not run in {', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}: "
+            "the model did not call these layers on this input"
         )
     return len(seen)

@@ -4,8 +4,8 @@ A hook is a plain function of a call and of the value aggregate that the model's
 
     def hook(call: AttentionCall, output: Tensor) -> Tensor | None
 
-`output` is o [B, T, H, d_v], before the output projection. A returned tensor of the same shape and dtype takes
-its place; None leaves it. Nothing here knows transformers.
+`output` is o [B, T, H, d_v], before the output projection. A returned tensor of the same shape and dtype
+takes its place; None leaves it. Nothing here knows transformers.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class AttentionCall:
     """One attention layer's call, as the model made it.
 
     query [B, H, T, d] after positions and norms, what the kernel gets; key [B, H_kv, S, d] and value
-    [B, H_kv, S, d_v] not repeated over query groups. mask [B|1, H|1, T|1, S] is boolean (True = may attend) or
-    additive; `causal` says that row t sees keys up to t + `diagonal`. `softcap` c caps a scaled logit x at
+    [B, H_kv, S, d_v] not repeated over query groups. mask [B|1, H|1, T|1, S] is boolean (True = may attend)
+    or additive; `causal` says that row t sees keys up to t + `diagonal`. `softcap` c caps a scaled logit x at
     c·tanh(x/c); `sinks` [H] are learned sink logits that join each row's softmax; `bias` (broadcastable to
     [B, H, T, S]) is added to the logits (ALiBi, relative positions). `padding` [B, S] (True = real key) and
     `rule` (an index function of batch, head, query, key) stand for `mask` in kernels that take no 4-D mask.
@@ -130,8 +130,8 @@ def apply_taps(taps: tuple[Tap, ...], call: AttentionCall, output: Tensor) -> Te
         if changed is not None:
             if changed.shape != output.shape or changed.dtype != output.dtype:
                 raise ValueError(
-                    f"a hook on {tap.site.name} returned {_describe(changed)} in place of {_describe(output)}: "
-                    "return o [B, T, H, d_v] with the shape and dtype it came in"
+                    f"a hook on {tap.site.name} returned {_describe(changed)} in place of "
+                    f"{_describe(output)}: return o [B, T, H, d_v] with the shape and dtype it came in"
                 )
             output = changed
     return output

@@ -1,9 +1,10 @@
 """A_tt and log-sum-exps from the fused kernels: one pass of the kernel that the model runs anyway.
 
 torch's kernels return the log-sum-exp of each row beside their output, but not through
-`scaled_dot_product_attention`. `output_and_lse` calls the kernel behind it, and uses its output in place of the
-model's only where the two were seen to be bit-identical for that kind of call; else the log-sum-exp is computed
-beside it. What no kernel covers (soft-caps, biases per head) goes through blocks of queries. Nothing T x T.
+`scaled_dot_product_attention`. `output_and_lse` calls the kernel behind it, and uses its output in place of
+the model's only where the two were seen to be bit-identical for that kind of call; else the log-sum-exp is
+computed beside it. What no kernel covers (soft-caps, biases per head) goes through blocks of queries. Nothing
+T x T.
 
 These log-sum-exps carry no gradient.
 """
@@ -155,10 +156,10 @@ def _kind(call: AttentionCall, needs_grad: bool) -> tuple:
 def output_and_lse(
     call: AttentionCall, run: Callable[[], tuple[Tensor, Any]], options: dict[str, Any] | None = None
 ) -> tuple[Tensor, Any]:
-    """The model's own attention output [B, T, H, d_v] with `call.lse` filled, in one kernel call where possible.
+    """The model's own attention output [B, T, H, d_v] with `call.lse` filled, in one kernel call if possible.
 
-    `run` is the own implementation; returns what it returns. The fused kernel's output stands for it only where
-    the first call of that kind (device, dtype, shape class, mask) gave the same bits.
+    `run` is the own implementation; returns what it returns. The fused kernel's output stands for it only
+    where the first call of that kind (device, dtype, shape class, mask) gave the same bits.
     """
     dropout = (options or {}).get("dropout", 0.0)
     if call.implementation != "sdpa" or dropout or call.value.shape[-1] != call.query.shape[-1]:

@@ -35,8 +35,8 @@ class _Watch(TorchFunctionMode):
         call = _call(self.tap, self.module, *args, **(kwargs or {}))
         if call.query.ndim != 4:
             raise InputError(
-                f"{self.tap.site.name} calls scaled_dot_product_attention with {call.query.ndim} axes; perpend "
-                "reads [batch, heads, tokens, width]"
+                f"{self.tap.site.name} calls scaled_dot_product_attention with {call.query.ndim} axes; "
+                "perpend reads [batch, heads, tokens, width]"
             )
         changed = apply_taps((self.tap,), call, output.transpose(1, 2))
         return changed.transpose(1, 2)

@@ -1,10 +1,11 @@
 """The path through transformers' attention functions: the model keeps its own, and hooks run after it.
 
-While something is attached, the entry of the model's *own* implementation in `AttentionInterface` (sdpa, flash,
-flex, a kernel from elsewhere) is a function that runs that implementation and then the hooks of the module it
-was called for; a module without hooks, of any model, gets the implementation untouched. The eager function is
-no entry but a global of each modeling file, and is wrapped there. The implementation keeps its name and its
-registered mask function, so masks, padding and every choice a model makes by that name stay as they were.
+While something is attached, the entry of the model's *own* implementation in `AttentionInterface` (sdpa,
+flash, flex, a kernel from elsewhere) is a function that runs that implementation and then the hooks of the
+module it was called for; a module without hooks, of any model, gets the implementation untouched. The eager
+function is no entry but a global of each modeling file, and is wrapped there. The implementation keeps its
+name and its registered mask function, so masks, padding and every choice a model makes by that name stay as
+they were.
 """
 
 from __future__ import annotations
@@ -145,13 +146,13 @@ def _target(module: nn.Module, site_name: str) -> tuple[tuple[int, str], Callabl
         return (id(route.interface), own), lambda: _patch_interface(route.interface, own)
     if getattr(module, "reorder_and_upcast_attn", False):
         raise InputError(
-            f"{site_name} computes its own upcast attention (reorder_and_upcast_attn with eager); load the model "
-            "with attn_implementation='sdpa'"
+            f"{site_name} computes its own upcast attention (reorder_and_upcast_attn with eager); load the "
+            "model with attn_implementation='sdpa'"
         )
     if route.eager is None:
         raise InputError(
-            f"{site_name} ({type(module).__name__}) has an eager attention perpend cannot find; load the model "
-            "with attn_implementation='sdpa'"
+            f"{site_name} ({type(module).__name__}) has an eager attention perpend cannot find; load the "
+            "model with attn_implementation='sdpa'"
         )
     return (id(route.names), route.eager), lambda: _patch_eager(route.names, route.eager)
 

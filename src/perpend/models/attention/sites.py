@@ -1,9 +1,9 @@
 """Which modules of a model are self-attention layers, and by which path their calls can be seen.
 
-Read off the model's classes without running it: a module routes through transformers' attention functions when
-its code looks them up, through torch's kernel when it calls `scaled_dot_product_attention`, and through an
-adapter when one in `adapters/` knows it. What is left over with "Attention" in its class name and projections
-of its own can be observed only as probabilities.
+Read off the model's classes without running it: a module routes through transformers' attention functions
+when its code looks them up, through torch's kernel when it calls `scaled_dot_product_attention`, and through
+an adapter when one in `adapters/` knows it. What is left over with "Attention" in its class name and
+projections of its own can be observed only as probabilities.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Routing:
 
 
 def _functions(kind: type) -> Iterator[Any]:
-    """The Python functions of a class and its bases, nearest first, without those of the two frameworks' bases."""
+    """The Python functions of a class and its bases, nearest first, without the frameworks' own."""
     for base in kind.__mro__:
         if base is nn.Module:
             return
@@ -154,8 +154,8 @@ def _sizes(name: str, module: nn.Module) -> tuple[int, int, int, int]:
     dim = _first(module, _DIMS)
     if heads is None:
         raise InputError(
-            f"perpend cannot read the number of heads of {name} ({type(module).__name__}); give the module an "
-            "attribute num_heads"
+            f"perpend cannot read the number of heads of {name} ({type(module).__name__}); give the module "
+            "an attribute num_heads"
         )
     groups = _first(module, ("num_key_value_groups",))
     kv = heads // groups if groups else _first(module, ("num_key_value_heads", "num_kv_heads", "n_kv_heads"))
@@ -206,7 +206,8 @@ def attention_modules(model: nn.Module, tower: str = "text") -> dict[str, tuple[
         path = _path(module)
         if path and not _is_cross(name, module) and _in_tower(model, module, tower):
             found[name] = (module, path)
-    # the best path that exists decides: a routed model's other modules (poolers, resamplers) are no layers of it
+    # the best path that exists decides: a routed model's other modules (poolers, resamplers) are no layers of
+    # it
     for best in (("registry", "adapter"), ("sdpa",), ("multihead",), ("probabilities",)):
         chosen = {name: pair for name, pair in found.items() if pair[1] in best}
         if chosen:
@@ -226,8 +227,9 @@ def attention_sites(model: nn.Module, tower: str = "text") -> tuple[AttentionSit
     modules = attention_modules(model, tower)
     if not modules:
         raise InputError(
-            f"perpend found no self-attention layer in {type(model).__name__}: none routes through transformers' "
-            "attention functions or torch's scaled_dot_product_attention, and no adapter knows its classes"
+            f"perpend found no self-attention layer in {type(model).__name__}: none routes through "
+            "transformers' attention functions or torch's scaled_dot_product_attention, and no adapter "
+            "knows its classes"
         )
     sites = []
     for index, (name, (module, path)) in enumerate(modules.items()):

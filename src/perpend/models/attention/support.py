@@ -1,7 +1,8 @@
 """Which keys a query row sees, which rows are real, which key is a row's own, and the logits of chosen rows.
 
-Everything is read from the mask the model made, never from values: a padded query row looks like any other (its
-weights come back uniform), and only the mask says that it is none. Nothing T x T is formed beyond that mask.
+Everything is read from the mask the model made, never from values: a padded query row looks like any other
+(its weights come back uniform), and only the mask says that it is none. Nothing T x T is formed beyond that
+mask.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ def _positions(length: int, chosen: slice | Tensor, device: torch.device) -> Ten
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """An additive mask at or below this hides its key: models write -inf or the type's minimum, plus a bias."""
+    """At or below this an additive mask hides its key: models write -inf or the minimum, plus a bias."""
     return torch.finfo(dtype).min / 2
 
 
 def visible(call: AttentionCall, rows: slice | Tensor = ALL, keys: slice | Tensor = ALL) -> Tensor | None:
     """Which keys each row may attend to, [B|1, H|1, t|1, s|1] boolean; None when all see all.
 
-    `rows` and `keys` choose queries of 0..T-1 and keys of 0..S-1, so that a part costs no more than that part.
+    `rows` and `keys` choose queries of 0..T-1 and keys of 0..S-1, so that a part costs no more than that
+    part.
     """
     device = call.query.device
     parts: list[Tensor] = []
@@ -89,8 +91,8 @@ def row_logits(
 ) -> Tensor:
     """The logits that the model's softmax sees, [B, H, t, s] in fp32 (float64 for float64 models).
 
-    Scaled, capped, with position biases, -inf where a key is hidden (`hide`); learned sinks apart. Half precision
-    is widened before the product, so nothing overflows or underflows.
+    Scaled, capped, with position biases, -inf where a key is hidden (`hide`); learned sinks apart. Half
+    precision is widened before the product, so nothing overflows or underflows.
     """
     full = _full(call.query.dtype)
     query = call.query[:, :, rows].to(full)
@@ -110,9 +112,9 @@ def row_logits(
 def own_key_index(call: AttentionCall) -> Tensor:
     """Which key is each query's own, [T] or, where it differs over the batch, [B, T] (indices into S).
 
-    With as many keys as queries, and with any dynamic or sliding cache, the queries are the last keys: S - T + t.
-    A mask-free prefill into a static cache has its keys first: t. With a mask over a static cache it is the last
-    visible key of the row. Raises InputError where none of these holds.
+    With as many keys as queries, and with any dynamic or sliding cache, the queries are the last keys: S - T
+    + t. A mask-free prefill into a static cache has its keys first: t. With a mask over a static cache it is
+    the last visible key of the row. Raises InputError where none of these holds.
     """
     length, seen = call.query.shape[2], call.key.shape[2]
     step = torch.arange(length, device=call.query.device)
@@ -128,8 +130,8 @@ def own_key_index(call: AttentionCall) -> Tensor:
         if call.causal:
             return step
         raise InputError(
-            f"{call.site.name} attends without a mask from {length} queries to {seen} keys (a prefix, or another "
-            "sequence's keys): which key is a query's own is not defined"
+            f"{call.site.name} attends without a mask from {length} queries to {seen} keys (a prefix, or "
+            "another sequence's keys): which key is a query's own is not defined"
         )
     return _last_visible(call, step)
 
@@ -154,8 +156,8 @@ def _last_visible(call: AttentionCall, step: Tensor) -> Tensor:
     if bool((own_seen | ~alive).all()) and bool((last[:, -1] == seen - 1).all()):
         return tail
     raise InputError(
-        f"{call.site.name}: with {length} queries, {seen} keys and this mask perpend cannot tell which key is a "
-        "query's own; run it with a dynamic cache or without one"
+        f"{call.site.name}: with {length} queries, {seen} keys and this mask perpend cannot tell which key "
+        "is a query's own; run it with a dynamic cache or without one"
     )
 
 
