@@ -144,6 +144,7 @@ def compress(
                 for i, replay in enumerate(replays):
                     hidden[i] = replay.run(block.index, hidden[i])
             advance(1)
+    size += sum(f.get("extra_bytes", 0) for f in facts.values())
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return Compression(

@@ -12,6 +12,7 @@ first batch, in the real model.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -158,16 +159,19 @@ def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Tensor]
 
 
 class _forward:
-    """While inside, a module's forward is another function."""
+    """While inside, a module's forward is another function, and its hooks (which expect the real one) rest."""
 
     def __init__(self, module: nn.Module, function: Any) -> None:
         self.module, self.function = module, function
 
     def __enter__(self) -> None:
         self.before = self.module.__dict__.get("forward")
+        self.hooks = (self.module._forward_pre_hooks, self.module._forward_hooks)
+        self.module._forward_pre_hooks, self.module._forward_hooks = OrderedDict(), OrderedDict()
         self.module.forward = self.function
 
     def __exit__(self, *unused: Any) -> None:
+        self.module._forward_pre_hooks, self.module._forward_hooks = self.hooks
         if self.before is None:
             del self.module.__dict__["forward"]
         else:
