@@ -23,7 +23,9 @@ def brute_force(keep: np.ndarray, drop: np.ndarray) -> tuple[float, float]:
 
 def symmetric(seed: int, heads: int, values: int | None = None) -> np.ndarray:
     generator = np.random.default_rng(seed)
-    upper = generator.random((heads, heads)) if values is None else generator.integers(0, values, (heads,) * 2)
+    upper = (
+        generator.random((heads, heads)) if values is None else generator.integers(0, values, (heads,) * 2)
+    )
     upper = np.triu(upper.astype(float), 1)
     return upper + upper.T
 

@@ -6,8 +6,8 @@ strict under both conventions and opposite between them; a triple that is tied u
     rate = reversals / all triples
 
 `rate` estimates it from sampled triples (the papers' protocol: 50,000, seeded); `exact_rates` counts every
-triple: for a fixed p a reversal is a discordant pair of the two orderings of the other heads, so that the rate
-is (1 − Kendall τ_p)/2 where nothing is tied, in O(n² log n) for all heads.
+triple: for a fixed p a reversal is a discordant pair of the two orderings of the other heads, so that the
+rate is (1 − Kendall τ_p)/2 where nothing is tied, in O(n² log n) for all heads.
 
 Source: "Which Question Is Your Attention Metric Answering?", Section 5.2 (1), Theorem 1, Table 2.
 """
@@ -54,7 +54,7 @@ def matrices(
 
 
 def sample_triples(heads: int, count: int = 50_000, seed: int = 0) -> np.ndarray:
-    """`count` ordered triples (p, q, r) of distinct heads, uniform, (count, 3); the same seed, the same triples.
+    """`count` ordered triples (p, q, r) of distinct heads, uniform, (count, 3); a seed fixes them.
 
     Raises InputError with fewer than three heads.
     """
@@ -106,12 +106,18 @@ def exact_rates(keep: np.ndarray, drop: np.ndarray) -> tuple[np.ndarray, np.ndar
         x, y = np.delete(keep[p], p), np.delete(drop[p], p)
         x_ties, y_ties, both = _tied_pairs(x), _tied_pairs(y), _tied_pairs(np.stack([x, y], axis=1))
         strict = pairs - x_ties - y_ties + both
-        room = (pairs - x_ties) * (pairs - y_ties)
-        # τ_b is (concordant − discordant)/√room; the counts are whole numbers, so rounding recovers them.
-        tau = stats.kendalltau(x, y, method="asymptotic").statistic if room > 0 else 0.0
-        reversal[p] = round((strict - tau * np.sqrt(room)) / 2) / pairs
+        reversal[p] = _discordant(x, y, strict, (pairs - x_ties) * (pairs - y_ties)) / pairs
         tied[p] = (pairs - strict) / pairs
     return reversal, tied
+
+
+def _discordant(x: np.ndarray, y: np.ndarray, strict: float, room: float) -> int:
+    """Pairs ordered oppositely; `strict` pairs tie in neither, `room` = Π (pairs − ties)."""
+    if len(x) == 2:  # scipy's asymptotic p-value needs three points
+        return int((x[0] - x[1]) * (y[0] - y[1]) < 0)
+    # τ_b is (concordant − discordant)/√room; the counts are whole numbers, so rounding recovers them.
+    tau = stats.kendalltau(x, y, method="asymptotic").statistic if room > 0 else 0.0
+    return round((strict - tau * np.sqrt(room)) / 2)
 
 
 def _tied_pairs(values: np.ndarray) -> float:
@@ -157,8 +163,9 @@ def bootstrap(
 ) -> dict[str, Bootstrap]:
     """Intervals of the reversal rates and the flip-or-noise reading.
 
-    `replicates` are log-signatures (heads, keys) of resampled sequence blocks, `halves` pairs of log-signatures
-    of two halves of the text. Percentile intervals. A verdict counts as significant when it keeps its sign in
+    `replicates` are log-signatures (heads, keys) of resampled sequence blocks, `halves` pairs of
+    log-signatures of two halves of the text. Percentile intervals. A verdict is significant when it keeps
+    its sign in
     at least `confidence` of the replicates. Metrics with identical matrices under both conventions give 0.
     """
     metrics = tuple(full)
