@@ -1,0 +1,46 @@
+"""Running a model on a batch: token ids or images, padded or not, with the positions that padding needs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def model_inputs(model: nn.Module, tokens: Tensor, mask: Tensor | None = None) -> dict[str, Any]:
+    """Keyword arguments of `model.forward` for `tokens` [B, T] (ids) or [B, 3, height, width] (images).
+
+    With a `mask` [B, T] (True = real) positions count real tokens alone, so that a padded sequence is read as
+    an unpadded one: GPT-2 and BERT, whose positions are embedded, need to be told. RoBERTa's kind counts its
+    own pad tokens and is left alone.
+    """
+    device = next(model.parameters()).device
+    if torch.is_floating_point(tokens):
+        return {"pixel_values": tokens.to(device, next(model.parameters()).dtype)}
+    accepted = inspect.signature(model.forward).parameters
+    inputs: dict[str, Any] = {"input_ids": tokens.to(device)}
+    if "use_cache" in accepted:
+        inputs["use_cache"] = False
+    if mask is not None:
+        inputs["attention_mask"] = mask.to(device).long()
+        if "position_ids" in accepted and not _counts_its_padding(model):
+            inputs["position_ids"] = (mask.to(device).long().cumsum(-1) - 1).clamp(min=0)
+    return inputs
+
+
+def trunk(model: nn.Module) -> nn.Module:
+    """The model without its head, where transformers tells them apart; the stream is all there."""
+    base = getattr(model, "base_model", model)
+    return base if isinstance(base, nn.Module) else model
+
+
+def run_trunk(model: nn.Module, tokens: Tensor, mask: Tensor | None = None) -> Any:
+    """One pass of the stream over a batch, without the head's logits."""
+    base = trunk(model)
+    return base(**model_inputs(base, tokens, mask))
+
+
+def _counts_its_padding(model: nn.Module) -> bool:
+    return any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules())
