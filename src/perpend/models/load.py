@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from perpend import distributed
-from perpend.errors import InputError, PerpendError, unknown_name
+from perpend.errors import InputError, unknown_name
+from perpend.models._failures import explained
 from perpend.models._source import TOKENIZER_FILES, Source, hub_reachable, resolve
 from perpend.models.weights import check_finite, named_weights, weights_hash
 
@@ -50,7 +51,7 @@ def load(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
-    """A model in evaluation mode and its tokenizer (an image model's image processor; None where it has none).
+    """A model in evaluation mode and its tokenizer (an image model's image processor; None if it has none).
 
     `name`: a short name (`perpend models` lists them; `short@revision` too), a hub name, a local folder, a
     .gguf file; None is SmolLM2-135M-Instruct, which needs a package registry once and no model hub.
@@ -65,7 +66,7 @@ def load(
     place = _device(device)
     kind = _dtype(dtype, place)
     source = resolve(name, revision, _convert)
-    with _quiet(), _explained(source):
+    with _quiet(), explained(source):
         model = _read(source, kind, place == "auto", attn_implementation, trust_remote_code)
         tokenizer = _tokenizer(source, model, trust_remote_code)
         if place != "auto":
@@ -240,7 +241,7 @@ def _plain(model: Any) -> Any:
 def _convert(gguf: Path, target: Path) -> None:
     """A GGUF file as a folder of fp32 safetensors with its tokenizer."""
     source = Source(gguf.name, "gguf", str(gguf.parent), file=gguf.name)
-    with _quiet(), _explained(source):
+    with _quiet(), explained(source):
         model = _read(source, torch.float32, False, None, False)
         tokenizer = _tokenizer(source, model, False)
         check_finite(model)
@@ -260,8 +261,8 @@ def _tokenizer(source: Source, model: Any, trust: bool) -> Any:
             return transformers.AutoImageProcessor.from_pretrained(source.place, **options)
         except ImportError:
             warnings.warn(
-                f"{source.label}: its image processor needs pillow (pip install 'perpend[vision]'); the model "
-                "is loaded without it and takes pixel tensors only",
+                f"{source.label}: its image processor needs pillow (pip install 'perpend[vision]'); the "
+                "model is loaded without it and takes pixel tensors only",
                 stacklevel=3,
             )
             return None
@@ -312,95 +313,3 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def _explained(source: Source) -> Iterator[None]:
-    """Failures of the libraries below, as errors that say what to do."""
-    try:
-        yield
-    except PerpendError:
-        raise
-    except ImportError as error:
-        raise InputError(f"{source.label} needs a package that is not here: {_brief(error)}") from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise PerpendError(_no_memory(source)) from error
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
-        text = str(error)
-        if "out of memory" in text or "can't allocate memory" in text:
-            raise PerpendError(_no_memory(source)) from error
-        if getattr(error, "errno", None) is not None and source.kind != "hub":
-            raise  # the file system's own words; the cache explains them
-        if "trust_remote_code" in text or "contains custom code" in text:
-            raise InputError(
-                f"{source.label} comes with Python code of its own, which perpend does not run unless asked: "
-                "trust_remote_code=True (--trust-remote-code), only if you trust its authors"
-            ) from error
-        raise InputError(
-            _hub_trouble(source, error) or f"{source.label} cannot be loaded: {_brief(error)}"
-        ) from error
-    except Exception as error:
-        if type(error).__name__ in (
-            "SafetensorError",
-            "StrictDataclassFieldValidationError",
-            "HfHubHTTPError",
-        ):
-            raise InputError(
-                _hub_trouble(source, error)
-                or f"{source.label} is damaged: {_brief(error)}; copy or download it again"
-            ) from error
-        raise
-
-
-def _no_memory(source: Source) -> str:
-    return (
-        f"{source.label} does not fit in memory; try --dtype bfloat16, another --device, or --device auto to "
-        "spread it over all devices"
-    )
-
-
-def _brief(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:400] or type(error).__name__
-
-
-def _hub_trouble(source: Source, error: BaseException) -> str | None:
-    """What a failed look-up on the hub means, from the chain of its causes; None for other failures."""
-    if source.kind != "hub":
-        return None
-    chain: list[BaseException] = []
-    step: BaseException | None = error
-    while step is not None and step not in chain:
-        chain.append(step)
-        step = step.__cause__ or step.__context__
-    kinds = {type(e).__name__ for e in chain}
-    url = f"https://huggingface.co/{source.place}"
-    text = " ".join(str(e) for e in chain)
-    if "GatedRepoError" in kinds or "gated repo" in text:
-        return f"{source.place} is gated: accept its licence at {url}, then run 'hf auth login' (or set HF_TOKEN)"
-    if "RevisionNotFoundError" in kinds:
-        return f"{source.place} has no revision {source.revision!r}; its branches and tags are at {url}/tree/main"
-    if "RepositoryNotFoundError" in kinds:
-        return (
-            f"there is no model {source.place} on the hub, or it is private (then 'hf auth login'); 'perpend "
-            "models' lists the names perpend knows"
-        )
-    if kinds & {
-        "LocalEntryNotFoundError",
-        "OfflineModeIsEnabled",
-        "ConnectError",
-        "ConnectTimeout",
-        "ConnectionError",
-    }:
-        return (
-            f"{source.place} is not on this machine and the model hub cannot be reached; where there is a "
-            f"network run 'hf download {source.place}' and give the folder, set HF_ENDPOINT for a mirror, or "
-            "use a model that needs no hub: leave MODEL out"
-        )
-    if "does not appear to have a file named" in text and "safetensors" in text:
-        return (
-            f"{source.place}{f' at {source.revision}' if source.revision else ''} has no safetensors weights, and "
-            "perpend opens no pickle, because a pickle can run any program; try a revision that has them (often "
-            f"refs/pr/1), or convert it: https://huggingface.co/spaces/safetensors/convert ({url}/tree/main)"
-        )
-    return None

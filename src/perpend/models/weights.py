@@ -22,7 +22,7 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     Tensors that accelerate has moved out of memory are read back one at a time.
     """
-    homes = {name: module for name, module in model.named_modules()}
+    homes = dict(model.named_modules())
     kept = set(model.state_dict(keep_vars=True))
     tensors = dict(model.named_parameters(remove_duplicate=False))
     tensors |= {k: v for k, v in model.named_buffers(remove_duplicate=False) if k in kept}
@@ -72,6 +72,6 @@ def check_finite(model: nn.Module) -> None:
     if bad:
         more = f" and {len(bad) - 5} more tensors" if len(bad) > 5 else ""
         raise InputError(
-            f"the model has NaN or infinite weights in {', '.join(bad[:5])}{more}: the checkpoint is damaged, or "
-            "its values do not fit the dtype it was loaded in (try --dtype float32)"
+            f"the model has NaN or infinite weights in {', '.join(bad[:5])}{more}: the checkpoint is "
+            "damaged, or its values do not fit the dtype it was loaded in (try --dtype float32)"
         )

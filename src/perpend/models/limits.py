@@ -1,0 +1,64 @@
+"""What a model can be given: token ids inside its vocabulary, sequences within its positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perpend.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check_vocabulary(model: Any, tokenizer: Any, tokens: torch.Tensor) -> None:
+    """Raise InputError where a tokenizer cannot be this model's."""
+    rows = vocabulary(model)
+    if rows is None:
+        return
+    highest = int(tokens.max())
+    known = len(tokenizer)
+    if highest >= rows:
+        raise InputError(
+            f"the tokenizer ({known} tokens) does not belong to this model (vocabulary {rows}): token id "
+            f"{highest} is outside; load both from the same place"
+        )
+    if known < rows / 2:  # vocabularies are padded by a few percent at most
+        raise InputError(
+            f"the tokenizer knows {known} tokens and the model's vocabulary has {rows}: it is another "
+            "model's; load both from the same place"
+        )
+
+
+def vocabulary(model: Any) -> int | None:
+    """Rows of the model's token embedding; None for a model that takes no tokens."""
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        raise InputError("this is an image model: it reads a folder of images, not text")
+    config = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    try:
+        return int(model.get_input_embeddings().weight.shape[0])
+    except (AttributeError, NotImplementedError, TypeError):
+        size = getattr(config, "vocab_size", None)
+        return None if size is None else int(size)
+
+
+def positions(model: Any) -> int | None:
+    """The longest sequence the model was made for; None where it has no limit (ALiBi, relative positions)."""
+    config = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < 1:
+        return None
+    for name, module in getattr(model, "named_modules", lambda: ())():
+        padding = getattr(module, "padding_idx", None)
+        if name.endswith("position_embeddings") and padding is not None:
+            return limit - padding - 1  # RoBERTa counts positions from after its padding index
+    return limit
+
+
+def check_positions(model: Any, length: int) -> None:
+    limit = positions(model)
+    if limit is not None and length > limit:
+        raise InputError(
+            f"length {length} is beyond the {limit} positions of this model; set --length {limit} or less"
+        )
