@@ -17,20 +17,8 @@ from torch import Tensor
 
 from ...errors import unknown_name
 from .._rows import Rows
+from ..laws import LAWS
 from ..simplex import norm
-
-LAWS = MappingProxyType(
-    {
-        "triangle": "A1: a metric, δ(p, r) ≤ δ(p, q) + δ(q, r)",
-        "separates": "A1: δ(p, q) = 0 only for p = q",
-        "perturbation": "A2: δ(c⊕p, c⊕q) = δ(p, q), a shared logit bias",
-        "powering": "A3: δ(α⊙p, α⊙q) = |α| δ(p, q), a temperature",
-        "parallelogram": "A4: N(v⊕w)² + N(v⊖w)² = 2N(v)² + 2N(w)², N(v) = δ(v, e)",
-        "permutation": "A5: δ(σp, σq) = δ(p, q) for every permutation of the parts",
-        "dominance": "δ(p', q') ≤ δ(p, q) for subcompositions that keep the sink's part and some content",
-        "sink": "the value does not depend on the sinks' masses",
-    }
-)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,15 @@ METRIC = embedded(
     "d_A",
     embed=lambda rows: centred(rows.logs),
     laws=frozenset(
-        {"triangle", "separates", "perturbation", "powering", "parallelogram", "permutation", "dominance"}
+        {
+            "triangle",
+            "separates",
+            "perturbation",
+            "powering",
+            "parallelogram",
+            "permutation",
+            "dominance",
+            "temperature",
+        }
     ),
 )

@@ -28,7 +28,7 @@ METRIC = embedded(
     "aitchison_weighted",
     "d_λ",
     embed=embed,
-    laws=frozenset({"triangle", "separates", "perturbation", "powering", "parallelogram"}),
+    laws=frozenset({"triangle", "separates", "perturbation", "powering", "parallelogram", "temperature"}),
     needs_sink=True,
     takes_weight=True,
 )

@@ -8,7 +8,7 @@ METRIC = embedded(
     "d_A⊥",
     embed=lambda rows: centred(rows.content_logs),
     laws=frozenset(
-        {"triangle", "perturbation", "powering", "parallelogram", "permutation", "dominance", "sink"}
+        {"triangle", "perturbation", "powering", "parallelogram", "dominance", "sink", "temperature"}
     ),
     needs_sink=True,
 )

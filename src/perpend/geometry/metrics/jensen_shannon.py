@@ -10,8 +10,8 @@ Two formulas, one value:
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -21,11 +21,8 @@ from .._rows import Rows
 from . import Metric
 
 EXACT_BELOW = 1e-4  # nats; above it the fast formula is good to a relative 1e-11
-_BLOCK = (
-    8,
-    64,
-)  # rows × rows of one block: its buffers stay in a core's cache, and below torch's own threading
-_CHUNK = 1 << 15  # elements of one exact block
+_BLOCK = (32, 64)  # rows × rows of one block: its two buffers stay in a core's cache
+_PAIRS = 1 << 11  # pairs recomputed at once
 
 
 def between(x: Rows, y: Rows) -> Tensor:
@@ -56,60 +53,41 @@ def _exact(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _fill(p: Tensor, out: Tensor) -> None:
-    """Write the matrix of one set of rows: entropies, blocks of midpoints, then the small values exactly."""
+    """Write the matrix of one set of rows: strips of the upper triangle, then its mirror."""
     negentropy = _xlogx_sum(p)
+    strips = list(range(0, len(p), _BLOCK[0]))
+    workers = 1 if p.is_cuda else max(1, min(torch.get_num_threads(), os.cpu_count() or 1, len(strips)))
+    # Strip k goes to worker k mod n: strips shrink down the triangle, so each worker gets an even share.
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda k: _strips(p, negentropy, out, strips[k::workers]), range(workers)))
+    out.copy_(out.triu(1) + out.triu(1).T)
+
+
+def _strips(p: Tensor, negentropy: Tensor, out: Tensor, starts: list[int]) -> None:
+    """The strips of the upper triangle that begin at the rows `starts`."""
+    rows, columns = _BLOCK if not p.is_cuda else (_BLOCK[0], len(p))
     half = p / 2
-    if p.is_cuda:
-        _cuda_blocks(half, negentropy, out)
-    else:
-        strips = list(range(0, len(p), _BLOCK[0]))
-        workers = max(1, min(torch.get_num_threads(), os.cpu_count() or 1, len(strips)))
-        # Strip k goes to worker k mod n: strips shrink down the triangle, so each worker gets an even share.
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(lambda k: _strips(half, negentropy, out, strips[k::workers]), range(workers)))
-    upper = torch.triu(out, 1)
-    torch.add(upper, upper.T, out=out)
-    del upper
-    for i, j in _small(out):
-        value = _exact(p[i], p[j])
-        out[i, j] = value
-        out[j, i] = value
-
-
-def _strips(half: Tensor, negentropy: Tensor, out: Tensor, starts: list[int]) -> None:
-    rows, columns = _BLOCK
-    size, dim = half.shape
-    midpoints = torch.empty(rows * columns * dim, dtype=half.dtype)
+    midpoints = half.new_empty(rows * columns * p.shape[1])
     logarithms = torch.empty_like(midpoints)
     for i in starts:
-        for j in range(i, size, columns):
-            a, b = half[i : i + rows], half[j : j + columns]
-            shape = (len(a), len(b), dim)
-            m = midpoints[: len(a) * len(b) * dim].view(shape)
-            torch.add(a[:, None], b[None], out=m)
-            log_m = logarithms[: m.numel()].view(shape)
+        a = half[i : i + rows, None]
+        for j in range(i, len(p), columns):
+            b = half[None, j : j + columns]
+            shape = (a.shape[0], b.shape[1], p.shape[1])
+            m, log_m = (buffer[: math.prod(shape)].view(shape) for buffer in (midpoints, logarithms))
+            torch.add(a, b, out=m)
             torch.log(m, out=log_m).mul_(m)
             pair = (negentropy[i : i + rows, None] + negentropy[None, j : j + columns]).div_(2)
             torch.sub(pair, log_m.sum(-1), out=out[i : i + rows, j : j + columns])
-
-
-def _cuda_blocks(half: Tensor, negentropy: Tensor, out: Tensor) -> None:
-    step = max(1, (1 << 26) // (half.shape[0] * half.shape[1]))
-    for i in range(0, len(half), step):
-        pair = (negentropy[i : i + step, None] + negentropy[None]) / 2
-        out[i : i + step] = pair - _xlogx_sum(half[i : i + step, None] + half[None])
+        small = (out[i : i + rows, i:] < EXACT_BELOW).triu(1).nonzero() + i
+        for pairs in small.split(_PAIRS):
+            if len(pairs):
+                left, right = pairs.unbind(-1)
+                out[left, right] = _exact(p[left], p[right])
 
 
 def _xlogx_sum(p: Tensor) -> Tensor:
     return (p.log() * p).sum(-1)
-
-
-def _small(out: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Index pairs i < j whose fast value is small, in chunks of at most _CHUNK elements of rows."""
-    for i in range(len(out)):
-        j = (out[i, i + 1 :] < EXACT_BELOW).nonzero()[:, 0] + i + 1
-        for some in j.split(512):
-            yield torch.tensor(i, device=out.device), some
 
 
 METRIC = Metric(
