@@ -28,7 +28,17 @@ from perpend.errors import InputError, unknown_name
 
 OBJECTIVES = ("output", "update")
 # the bits of q·k are not a sum over channels that clipping one row leaves alone: the reference skips these
-UNCLIPPED = ("q_proj", "k_proj", "query", "key", "query_key_value", "c_attn", "qkv_proj", "q_a_proj", "q_b_proj")
+UNCLIPPED = (
+    "q_proj",
+    "k_proj",
+    "query",
+    "key",
+    "query_key_value",
+    "c_attn",
+    "qkv_proj",
+    "q_a_proj",
+    "q_b_proj",
+)
 SHRINK = [1 - i / 20 for i in range(10)]
 FOLD_TOLERANCE = 1e-3  # relative change of the block's output that folding may make (it should make none)
 
@@ -159,7 +169,8 @@ def _objective(block: Any, group: _Group, settings: Settings) -> Objective:
 
         def output(candidate: Candidate) -> float:
             return sum(
-                block.statistics[m.name].moment.energy(candidate[m.name] - m.weight.float()) for m in group.matrices
+                block.statistics[m.name].moment.energy(candidate[m.name] - m.weight.float())
+                for m in group.matrices
             )
 
         return output
@@ -198,7 +209,11 @@ def _shrink(matrix: Matrix, moment: Any, scale: Tensor, bits: int, size: int) ->
     best = torch.full((weight.shape[0], weight.shape[1] // size), float("inf"), device=weight.device)
     chosen = torch.ones_like(best)
     for factor in SHRINK:
-        delta = (rtn.quantize(weight, bits, size, factor) - weight).reshape(weight.shape[0], -1, size).transpose(0, 1)
+        delta = (
+            (rtn.quantize(weight, bits, size, factor) - weight)
+            .reshape(weight.shape[0], -1, size)
+            .transpose(0, 1)
+        )
         error = ((delta @ second) * delta).sum(-1).T
         better = error < best
         best = torch.where(better, error, best)
@@ -218,7 +233,9 @@ def _groups(block: Any) -> list[_Group]:
         taken.update(m.name for m in members)
         source = block.block.find(known.source)
         reason = _unfoldable(block, source, f"{prefix}.{known.source}", members, len(names))
-        out.append(_Group(members, None if reason else source, f"{prefix}.{known.source}", reason, _ones(members[0])))
+        out.append(
+            _Group(members, None if reason else source, f"{prefix}.{known.source}", reason, _ones(members[0]))
+        )
     out += [
         _Group((m,), None, "", "nothing it could be folded into", _ones(m))
         for m in block.matrices

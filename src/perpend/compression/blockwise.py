@@ -41,7 +41,9 @@ class Calibrated:
     statistics: dict[str, Statistics]
     replays: Sequence[Replay] = field(repr=False)  # one per batch
     hidden: Sequence[Tensor] = field(repr=False)  # the stream entering the block, one [batch, T, d] per batch
-    updates: dict[str, list[Tensor]] = field(default_factory=dict, repr=False)  # uncompressed, part -> batches
+    updates: dict[str, list[Tensor]] = field(
+        default_factory=dict, repr=False
+    )  # uncompressed, part -> batches
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -114,7 +116,9 @@ def compress(
     found = blocks(model)
     chosen = range(len(found)) if layers is None else sorted({_layer(l, len(found)) for l in layers})
     if model.training:
-        raise InputError("the model is in training mode: call model.eval() first, dropout would blur calibration")
+        raise InputError(
+            "the model is in training mode: call model.eval() first, dropout would blur calibration"
+        )
     settings_of = _settings(regime, plan or {}, len(found))
     work, left = _matrices(model, found, chosen, keep)
     for matrix in (m for some in work.values() for m in some):

@@ -54,7 +54,12 @@ def split_error(error: Tensor, update: Tensor, direction: Tensor | None = None) 
 
 
 def directional_loss(
-    error: Tensor, update: Tensor, *, perpendicular: float = 1.0, parallel: float = 1.0, relative: bool = False
+    error: Tensor,
+    update: Tensor,
+    *,
+    perpendicular: float = 1.0,
+    parallel: float = 1.0,
+    relative: bool = False,
 ) -> float:
     """Σ_t perpendicular ‖e⊥‖² + parallel ‖e∥‖², e split along the base update; (1, 1) is the squared L2 error.
 

@@ -82,7 +82,9 @@ class _Tally:
                 out[f"{name}_{key}"] = float(value)
         share = self.share / self.shared if self.shared else math.nan
         out["energy_share"] = share
-        out["energy_share_pooled"] = float(self.energy[0] / self.energy[1]) if self.energy[1] > 0 else math.nan
+        out["energy_share_pooled"] = (
+            float(self.energy[0] / self.energy[1]) if self.energy[1] > 0 else math.nan
+        )
         out["isotropy"] = self.width * (1 - share)
         sp, st, spp, stt, spt = (float(v) / n for v in self.moments)
         var_p, var_t = spp - sp**2, stt - st**2
@@ -128,7 +130,9 @@ class DirectionalError:
                     "rotation_degrees": None if means["rotation"] is None else _degrees(means["rotation"]),
                     "r_over_tokens": _finite(rows["r_perpendicular_total"].mean()),
                     "r_isotropic": _finite(rows["r_isotropic"].mean()),
-                    "r_over_layers": _finite(rows["perpendicular"].corr(rows["total"])) if len(rows) > 2 else None,
+                    "r_over_layers": _finite(rows["perpendicular"].corr(rows["total"]))
+                    if len(rows) > 2
+                    else None,
                     "undefined_tokens": int(rows["undefined"].sum()),
                 }
             )
@@ -197,7 +201,9 @@ def measure(
         update, reference = mine
         error = theirs.to(update.device).float() - update.float()
         for way in along:
-            direction = {"update": None, "input": reference, "output": reference.float() + update.float()}[way]
+            direction = {"update": None, "input": reference, "output": reference.float() + update.float()}[
+                way
+            ]
             tallies[mode, way, layer, part].add(split_error(error, update, direction), update.shape[-1])
 
     near, far = _Watcher(), _Watcher()
@@ -240,10 +246,13 @@ def measure(
 def check_comparable(base: nn.Module, other: nn.Module) -> None:
     """InputError saying in what two models differ, if their layers cannot be compared one by one."""
     ours, theirs = _shape(base), _shape(other)
-    differing = [f"{name}: {ours[name]} against {theirs[name]}" for name in ours if ours[name] != theirs[name]]
+    differing = [
+        f"{name}: {ours[name]} against {theirs[name]}" for name in ours if ours[name] != theirs[name]
+    ]
     if differing:
         raise InputError(
-            "the two models cannot be compared layer by layer; they differ in " + "; ".join(differing)
+            "the two models cannot be compared layer by layer; they differ in "
+            + "; ".join(differing)
             + ". Both must be checkpoints of one architecture"
         )
 

@@ -24,7 +24,7 @@ def lowest(scores: Tensor, count: int) -> Tensor:
 
 
 def pattern_of(text: str) -> tuple[int, int] | None:
-    """"2:4" -> (2, 4): two kept of each four neighbours; "unstructured" -> None."""
+    """ "2:4" -> (2, 4): two kept of each four neighbours; "unstructured" -> None."""
     if text == "unstructured":
         return None
     match = re.fullmatch(r"(\d+):(\d+)", str(text))
@@ -33,7 +33,9 @@ def pattern_of(text: str) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def pruned(scores: Tensor, *, pattern: str = "unstructured", sparsity: float = 0.5, scope: str = "row") -> Tensor:
+def pruned(
+    scores: Tensor, *, pattern: str = "unstructured", sparsity: float = 0.5, scope: str = "row"
+) -> Tensor:
     """bool [out, in], True where a weight goes.
 
     unstructured: floor(sparsity * n) lowest of each output row (scope "row") or of the matrix ("matrix");

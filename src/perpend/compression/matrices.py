@@ -62,7 +62,12 @@ class Matrices:
 
 
 def block_matrices(
-    block: nn.Module, layer: int, *, prefix: str = "", attention: nn.Module | None = None, keep: Sequence[str] = ()
+    block: nn.Module,
+    layer: int,
+    *,
+    prefix: str = "",
+    attention: nn.Module | None = None,
+    keep: Sequence[str] = (),
 ) -> Matrices:
     """The matrices of a block, in the order of its modules.
 
@@ -93,9 +98,7 @@ def block_matrices(
                 ]
             else:
                 plain = name.removesuffix(".weight")
-                found.append(
-                    Matrix(plain, layer, part, parameter, isinstance(module, Conv1D), None, module)
-                )
+                found.append(Matrix(plain, layer, part, parameter, isinstance(module, Conv1D), None, module))
     return Matrices(tuple(found), left)
 
 
@@ -113,7 +116,9 @@ def _reason(path: str, module: nn.Module, own: str, name: str, keep: Iterable[st
         return "embedding"
     if isinstance(module, (nn.Linear, Conv1D)) and own == "weight":
         if not torch.is_floating_point(parameter):
-            raise InputError(f"{name} is stored as {parameter.dtype}: the model is already quantized; load it dequantized")
+            raise InputError(
+                f"{name} is stored as {parameter.dtype}: the model is already quantized; load it dequantized"
+            )
         return None
     if own.endswith("bias"):
         return "bias"

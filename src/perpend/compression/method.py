@@ -116,7 +116,9 @@ def regime(text: str | Regime) -> Regime:
     if name not in repairs():
         raise unknown_name("repair", name, repairs())
     repair = repairs()[name]
-    return Regime(text, method, settings, repair, {**repair.defaults, **_read(rest, repair.defaults, "", name)})
+    return Regime(
+        text, method, settings, repair, {**repair.defaults, **_read(rest, repair.defaults, "", name)}
+    )
 
 
 def with_settings(base: Regime, **changes: Any) -> Regime:
@@ -140,7 +142,9 @@ def _read(text: str, defaults: Settings, plain: str, owner: str) -> dict[str, An
             value = key
             key = "pattern" if "pattern" in defaults and not _number(value) else plain
             if not key:
-                raise InputError(f"{owner}: {item!r} is no setting; write NAME=VALUE with one of {', '.join(defaults)}")
+                raise InputError(
+                    f"{owner}: {item!r} is no setting; write NAME=VALUE with one of {', '.join(defaults)}"
+                )
         if key not in defaults:
             raise unknown_name(f"setting of {owner}", key, defaults)
         out[key] = _convert(owner, key, value, defaults[key])
@@ -154,7 +158,9 @@ def _number(text: str) -> bool:
 def _convert(owner: str, key: str, value: str, like: Any) -> Any:
     try:
         if isinstance(like, bool):
-            return {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}[value.lower()]
+            return {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}[
+                value.lower()
+            ]
         return type(like)(value)
     except (KeyError, ValueError):
         raise InputError(f"{owner}: {key}={value!r} is not a {type(like).__name__}") from None

@@ -17,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from perpend.compression.matrices import Matrix
 
-Watch = Callable[[Matrix, Tensor, Tensor], None]  # matrix, its input [tokens, in], its output [tokens, out] or wider
+Watch = Callable[
+    [Matrix, Tensor, Tensor], None
+]  # matrix, its input [tokens, in], its output [tokens, out] or wider
 
 # name of the torch function -> positions of (input, weight) among its arguments
 _PRODUCTS = {"linear": (0, 1), "matmul": (0, 1), "__matmul__": (0, 1), "mm": (0, 1), "addmm": (1, 2)}
@@ -40,7 +42,9 @@ class _Products(TorchFunctionMode):
                 if matrix is not None and source.shape[-1] == matrix.width:
                     # outside of the mode's reach: what watch multiplies is nobody's business
                     with torch._C.DisableTorchFunction():
-                        self.watch(matrix, source.reshape(-1, source.shape[-1]), result.reshape(-1, result.shape[-1]))
+                        self.watch(
+                            matrix, source.reshape(-1, source.shape[-1]), result.reshape(-1, result.shape[-1])
+                        )
         return result
 
 

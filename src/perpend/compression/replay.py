@@ -13,8 +13,8 @@ first batch, in the real model.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,14 @@ class Call:
     kwargs: dict[str, Any]
     keyword: str | None
 
+    def run(self, module: nn.Module, hidden: Tensor) -> Tensor:
+        """The stream that the module makes of `hidden` under these arguments."""
+        if self.keyword is None:
+            out = module(hidden, *self.args, **self.kwargs)
+        else:
+            out = module(*self.args, **{self.keyword: hidden}, **self.kwargs)
+        return out if isinstance(out, Tensor) else out[0]
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -48,12 +56,7 @@ class Replay:
 
     def run(self, layer: int, hidden: Tensor) -> Tensor:
         """The stream after a block; hooks on the block and in it act as in the model."""
-        call, module = self.calls[layer], self.blocks[layer].module
-        if call.keyword is None:
-            out = module(hidden, *call.args, **call.kwargs)
-        else:
-            out = module(*call.args, **{call.keyword: hidden}, **call.kwargs)
-        return out if isinstance(out, Tensor) else out[0]
+        return self.calls[layer].run(self.blocks[layer].module, hidden)
 
 
 @torch.no_grad()
@@ -69,7 +72,7 @@ def capture(model: nn.Module, tokens: Tensor) -> Replay:
 
     def stand_in(block: Block, template: Any) -> Any:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            call, hidden = _split(args, kwargs)
+            call, hidden = split_call(args, kwargs)
             calls.append(call)
             if not first:
                 first.append(hidden)
@@ -85,6 +88,22 @@ def capture(model: nn.Module, tokens: Tensor) -> Replay:
             stack.enter_context(_forward(block.module, stand_in(block, template)))
         _call(model, tokens)
     return Replay(found, first[0], tuple(calls))
+
+
+@contextmanager
+def stand_ins(model: nn.Module, hidden: Tensor) -> Iterator[None]:
+    """While inside, all blocks together make `hidden` of anything: the model is its embedding and its head."""
+    found = blocks(model)
+    check_replay(model, found)
+    template = _TUPLES[type(found[0].module)]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return hidden if template is None else (hidden, *template)
+
+    with ExitStack() as stack:
+        for block in found:
+            stack.enter_context(_forward(block.module, forward))
+        yield
 
 
 # What a block class returns beside the stream; None: the stream alone. Learned by check_replay.
@@ -103,12 +122,14 @@ def check_replay(model: nn.Module, found: Sequence[Block] | None = None) -> None
     if kind in _CHECKED:
         return
     if len({id(b.module) for b in found}) < len(found):
-        raise PerpendError(f"{found[0].name}: layers share one block's weights; they cannot be compressed one by one")
+        raise PerpendError(
+            f"{found[0].name}: layers share one block's weights; they cannot be compressed one by one"
+        )
     entered: list[Tensor] = []
     left: list[Any] = []
 
     def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        entered.append(_split(args, kwargs)[1])
+        entered.append(split_call(args, kwargs)[1])
 
     def leave(module: nn.Module, args: tuple, output: Any) -> None:
         left.append(output)
@@ -148,12 +169,16 @@ def _call(model: nn.Module, tokens: Tensor) -> None:
     raise PerpendError(f"{type(model).__name__} did not call each of its blocks once")
 
 
-def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Tensor]:
+def split_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Tensor]:
     """The stream, which is a block's first tensor, and all other arguments."""
     if args:
         return Call(args[1:], dict(kwargs), None), args[0]
     rest = dict(kwargs)
-    name = "hidden_states" if "hidden_states" in rest else next(k for k, v in rest.items() if isinstance(v, Tensor))
+    name = (
+        "hidden_states"
+        if "hidden_states" in rest
+        else next(k for k, v in rest.items() if isinstance(v, Tensor))
+    )
     hidden = rest.pop(name)
     return Call((), rest, name), hidden
 

@@ -49,7 +49,9 @@ class Moment:
         """[width / size, size, size]: the second moment within each group of consecutive inputs."""
         if self.gram is not None:
             groups = self.width // size
-            return torch.stack([self.gram[g * size : (g + 1) * size, g * size : (g + 1) * size] for g in range(groups)])
+            return torch.stack(
+                [self.gram[g * size : (g + 1) * size, g * size : (g + 1) * size] for g in range(groups)]
+            )
         rows = torch.cat(self.rows) if self.rows else torch.zeros(0, self.width)
         split = rows.reshape(len(rows), -1, size).transpose(0, 1)
         return split.transpose(1, 2) @ split

@@ -41,7 +41,9 @@ def _compress(block: Any, settings_of: Any) -> dict[str, dict[str, Any]]:
             norms = statistics.squares.sqrt()
         else:  # nothing is known of its inputs: equal norms, which is magnitude pruning within rows
             norms = torch.ones(matrix.width, dtype=torch.float64, device=matrix.weight.device)
-        mask = pruned(scores(matrix.weight, norms), pattern=settings["pattern"], sparsity=settings["sparsity"])
+        mask = pruned(
+            scores(matrix.weight, norms), pattern=settings["pattern"], sparsity=settings["sparsity"]
+        )
         matrix.weight.masked_fill_(mask, 0)
         facts[matrix.name] = {"pattern": settings["pattern"], "zeros": int(mask.sum()), "of": mask.numel()}
     return facts

@@ -1,0 +1,49 @@
+"""Write a compressed model to a folder that plain transformers loads, and prove that it does.
+
+Masks and rounded weights are stored as ordinary dense weights in the model's dtype (fake quantization): the folder
+is as large as the uncompressed model's. `perpend_compression.json` beside them says what was done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from perpend.errors import InputError, PerpendError
+from perpend.models.weights import weights_hash
+
+RECORD = "perpend_compression.json"
+
+
+@torch.no_grad()
+def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Save model, tokenizer and record into a new or empty folder; returns the record with the folder and hash.
+
+    The folder is loaded again with the model's own transformers class and must have the same weights, bit for
+    bit, or PerpendError. InputError for a folder that holds something.
+    """
+    path = Path(folder)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} is not empty; choose a new folder for the compressed model")
+    path.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(path)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(path)
+    digest = weights_hash(model)
+    again = type(model).from_pretrained(path, dtype=next(model.parameters()).dtype)
+    if weights_hash(again) != digest:
+        raise PerpendError(f"the model saved in {path} does not load with the same weights")
+    full = {
+        **record,
+        "weights_sha256": digest,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+    (path / RECORD).write_text(
+        json.dumps(full, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+    )
+    return {**full, "folder": str(path)}
