@@ -50,6 +50,20 @@ BINNED = (
 SETS = {"all": (0, 1, 2, 3), "without_first": (0, 2), "without_top": (0, 1), "without_both": (0,)}
 
 
+def three_numbers(update: Tensor, reference: Tensor) -> Tensor:
+    """‖z‖, <Δ, z> and ‖Δ⊥‖ of vectors [..., d], as [3, ...], in fp32 or better.
+
+    ‖Δ⊥‖ is the norm of Δ − αz itself: ‖Δ‖² − ‖Δ∥‖² would lose it where Δ is nearly parallel to z.
+    """
+    wide = torch.promote_types(update.dtype, torch.float32)
+    delta, z = update.to(wide), reference.to(wide)
+    norm = torch.linalg.vector_norm(z, dim=-1)
+    dot = torch.linalg.vecdot(delta, z)
+    alpha = torch.where(norm > 0, dot / norm.square(), 0.0)
+    across = torch.linalg.vector_norm(torch.addcmul(delta, alpha[..., None], z, value=-1), dim=-1)
+    return torch.stack([norm, dot, across])
+
+
 class Collector:
     """Three numbers a token, layer and part, until a block of sequences is complete."""
 
@@ -61,15 +75,9 @@ class Collector:
         self.seen = {}
 
     def __call__(self, c: Contribution) -> None:
-        """‖z‖, <Δ, z> and ‖Δ⊥‖; the last from Δ − αz itself, exact also where Δ is nearly parallel."""
-        wide = torch.promote_types(c.update.dtype, torch.float32)
-        delta, z = c.update.to(wide), c.reference.to(wide)
-        norm = torch.linalg.vector_norm(z, dim=-1)
-        dot = torch.linalg.vecdot(delta, z)
-        alpha = torch.where(norm > 0, dot / norm.square(), 0.0)
-        across = torch.linalg.vector_norm(torch.addcmul(delta, alpha[..., None], z, value=-1), dim=-1)
-        self.width, self.shape = z.shape[-1], tuple(norm.shape)
-        self.seen.setdefault((c.layer, c.part), []).append(torch.stack([norm, dot, across]))
+        numbers = three_numbers(c.update, c.reference)
+        self.width, self.shape = c.reference.shape[-1], tuple(numbers.shape[1:])
+        self.seen.setdefault((c.layer, c.part), []).append(numbers)
 
     def reduce(self, real: Sequence[Tensor]) -> dict[str, Any]:
         """Sums, counts and filled bins of the collected tokens; `real` [B, T] a batch says which count."""
