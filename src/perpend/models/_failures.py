@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,7 +23,7 @@ def explained(source: Source) -> Iterator[None]:
         raise InputError(f"{source.label} needs a package that is not here: {_brief(error)}") from error
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise PerpendError(_no_memory(source)) from error
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, RuntimeError, TypeError, AttributeError, struct.error) as error:
         text = str(error)
         if "out of memory" in text or "can't allocate memory" in text:
             raise PerpendError(_no_memory(source)) from error
