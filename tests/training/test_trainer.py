@@ -1,0 +1,188 @@
+"""Training runs: they learn, survive kills bit for bit, and are the same on several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from perpend.errors import InputError, PerpendError
+from perpend.training.data import prepare
+from perpend.training.model import shape
+from perpend.training.recipe import Recipe, recipe
+from perpend.training.trainer import Rhythm, read_log, train
+
+WORKER = Path(__file__).with_name("worker.py")
+RECIPE = {"steps": 24, "batch": 4, "context": 32, "warmup": 4, "lr": 3e-3}
+RHYTHM = {"log": 1, "evaluate": 8, "sequences": 8, "save": 5}
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    words = [
+        "the",
+        "river",
+        "ran",
+        "under",
+        "a",
+        "bridge",
+        "and",
+        "then",
+        "came",
+        "to",
+        "sea",
+        "where",
+        "it",
+        "met",
+    ]
+    generator = torch.Generator().manual_seed(0)
+    for number in range(12):
+        picks = torch.randint(len(words), (900,), generator=generator).tolist()
+        (folder / f"{number}.txt").write_text(" ".join(words[i] for i in picks) + ".\n")
+    return prepare(folder, folder / "prepared", vocab=280, valid=0.25)
+
+
+def curve(folder) -> list[tuple]:
+    log = read_log(folder)
+    return [(row.step, row.loss, row.valid_loss, row.grad_norm, row.lr) for row in log.itertuples()]
+
+
+def same(a: list[tuple], b: list[tuple]) -> bool:
+    """Bit for bit, gaps included."""
+    return json.dumps(a) == json.dumps(b)
+
+
+def start(data, jobs: dict, processes: int = 1) -> subprocess.Popen:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    jobs = {str(out): {"recipe": RECIPE, "rhythm": RHYTHM, **asked} for out, asked in jobs.items()}
+    command = [*launcher, str(WORKER), str(data.folder), json.dumps(jobs)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def here(data, out, variant: str, **changes):
+    size = shape("tiny", vocab=data.vocab)
+    return train(size, variant, data, Recipe(**RECIPE | changes), out, rhythm=Rhythm(**RHYTHM))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The order of sums depends on the number of threads, and worker.py has one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_run_learns_and_its_folder_says_what_was_done(data, tmp_path):
+    asked = Recipe(**{**RECIPE, "steps": 40}, micro=2)
+    size = shape("tiny", vocab=data.vocab)
+    done = train(size, "value-exclude-self", data, asked, tmp_path / "run")
+    assert done.valid_loss < 4.5 < torch.log(torch.tensor(float(data.vocab)))
+    assert done.log["tokens"].iloc[-1] == 40 * 4 * 32
+    assert json.loads((tmp_path / "run/settings.json").read_text())["variant"] == "value-exclude-self"
+    names = {p.name for p in done.model_folder.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json"}
+    again = train(size, "value-exclude-self", data, asked, tmp_path / "run")
+    assert same(curve(again.folder), curve(done.folder))
+    with pytest.raises(InputError, match=r"recipe\.lr: it has 0\.003, you ask for 0\.1"):
+        train(size, "value-exclude-self", data, replace(asked, lr=0.1), tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_curve_bit_for_bit(data, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    here(data, whole, "value-gate-head")
+
+    process = start(data, {killed: {"variant": "value-gate-head"}})
+    deadline = time.monotonic() + 240
+    while not (killed / "state.pt").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not (killed / "final").exists(), "the run was over before it was killed: nothing is tested"
+    with (killed / "log.jsonl").open("a") as log:  # a line that the kill cut in two
+        log.write('{"step": 9, "tok')
+
+    here(data, killed, "value-gate-head")
+    assert same(curve(killed), curve(whole))
+    weights = "final/model.safetensors"
+    assert (killed / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+def test_micro_batches_give_the_same_curve_within_rounding(data, tmp_path):
+    curves = [here(data, tmp_path / str(m), "residual", micro=m, steps=12).log for m in (4, 2)]
+    close(*curves)
+
+
+def close(one, two) -> None:
+    for name in ("loss", "valid_loss", "grad_norm"):
+        a, b = (torch.tensor(c[name].dropna().to_numpy()) for c in (one, two))
+        torch.testing.assert_close(a, b, rtol=5e-5, atol=5e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_curve_of_one_within_rounding(data, tmp_path):
+    asked = {"variant": "value-exclude-self", "recipe": {**RECIPE, "micro": 1}}
+    jobs = {tmp_path / name: {**asked, "strategy": name} for name in ("ddp", "fsdp")}
+    process = start(data, jobs, processes=2)
+    told, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, told
+    one = here(data, tmp_path / "one", "value-exclude-self")
+    losses = one.log["loss"].dropna()
+    assert losses.iloc[-1] < losses.iloc[0] - 0.5, "nothing was learned"
+    state = torch.load(tmp_path / "one/state.pt", weights_only=True)
+    for name in ("ddp", "fsdp"):
+        close(one.log, read_log(tmp_path / name))
+        # what two processes saved is whole: one process could take it up
+        saved = torch.load(tmp_path / name / "state.pt", weights_only=True)
+        assert saved["step"] == 24
+        for key in state["model"]:
+            torch.testing.assert_close(saved["model"][key], state["model"][key], rtol=1e-3, atol=1e-4)
+
+
+def test_refusals_name_the_remedy(data, tmp_path):
+    with pytest.raises(InputError, match="multiple of 3"):
+        Recipe(batch=4, micro=3).accumulation(1)
+    with pytest.raises(InputError, match="did you mean 'warmup'"):
+        recipe(warm_up=3)
+    with pytest.raises(InputError, match="shorter than the run"):
+        Recipe(steps=10, warmup=10)
+    with pytest.raises(InputError, match="the data needs"):
+        train(shape("tiny", vocab=30), "baseline", data, Recipe(**RECIPE), tmp_path / "a")
+    wild = Recipe(**{**RECIPE, "lr": 1e18, "warmup": 0})
+    with pytest.raises(PerpendError, match="lower --lr"):
+        train(shape("tiny", vocab=data.vocab), "baseline", data, wild, tmp_path / "b", rhythm=Rhythm(log=1))
+
+
+def test_the_schedule_warms_up_and_ends_where_it_says():
+    r = Recipe(steps=110, warmup=10, lr=2.0, final_lr=0.1)
+    rates = [r.lr_at(s) for s in range(110)]
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[9] == rates[10] == 2.0
+    assert rates[-1] == pytest.approx(0.2)
+    assert all(a >= b for a, b in pairwise(rates[10:]))
+
+
+def test_watchers_see_the_model_after_each_evaluation(data, tmp_path):
+    seen = []
+    look = [lambda step, model: seen.append((step, model.training))]
+    size = shape("tiny", vocab=data.vocab)
+    train(size, "baseline", data, Recipe(**RECIPE), tmp_path / "w", rhythm=Rhythm(evaluate=8), watch=look)
+    assert seen == [(8, True), (16, True), (24, True)]
