@@ -112,7 +112,7 @@ def test_every_verb_has_an_example_first_and_a_figure_maker(name: str) -> None:
     assert text.splitlines()[1].strip().startswith(f"perpend {name}")
     assert command.get_short_help_str().strip(".")
     module = importlib.import_module(f"perpend.commands.{name.replace('-', '_')}")
-    makes_runs = any(param.name == "out" for param in command.params)
+    makes_runs = any(param.name == "resume" for param in command.params)
     assert callable(getattr(module, "figures", None)) or not makes_runs
 
 

@@ -1,4 +1,4 @@
-"""A figure as a command gives it to the report: a question, a chart that answers it, and the numbers behind it."""
+"""A figure as a command gives it to the report: a question, a chart that answers it, and its numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Colours and type of every chart and page: one table, used by charts, notebooks and the report's style sheet.
+"""Colours and type of every chart and page: one table, for charts, notebooks and the report's style sheet.
 
-Charts carry the light colours. The report replaces each by a CSS variable of the same role, so that a page turns
-dark, or light on paper, without drawing anything again.
+Charts carry the light colours. The report replaces each by a CSS variable of the same role, so that a page
+turns dark, or light on paper, without drawing anything again.
 """
 
 from __future__ import annotations

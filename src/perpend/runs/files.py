@@ -107,9 +107,7 @@ def plain(value: Any) -> Any:
         return plain(value.to_dict(orient="records"))
     if type(value).__module__ == "torch":  # dtypes and devices
         return str(value).removeprefix("torch.")
-    raise InputError(
-        f"JSON cannot hold a {type(value).__name__}; give numbers, strings, lists or dicts"
-    )
+    raise InputError(f"JSON cannot hold a {type(value).__name__}; give numbers, strings, lists or dicts")
 
 
 def to_json(value: Any) -> str:

@@ -21,12 +21,13 @@ DOCUMENT, ARRAYS, REPORT = "run.json", "arrays.safetensors", "report.html"
 class FinishedRun:
     """What `perpend <command>` left: `.document` (run.json), `.results`, `.tables[name]`, `.arrays[name]`."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, document: Any = None) -> None:
         self.folder = Path(folder)
         path = self.folder / DOCUMENT
-        if not path.is_file():
-            raise PerpendError(_why_not(self.folder))
-        document = read_json(path)
+        if document is None:
+            if not path.is_file():
+                raise PerpendError(_why_not(self.folder))
+            document = read_json(path)
         if not isinstance(document, dict) or not isinstance(document.get("command"), str):
             raise PerpendError(f"{path} is not a perpend run: it has no 'command'")
         if not isinstance(document.get("results"), dict):

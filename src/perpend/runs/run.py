@@ -181,9 +181,9 @@ class Run:
             from safetensors.numpy import save
 
             write_atomically(self.folder / ARRAYS, save(self.arrays))
-        report_error = self._report()
         names = [f"{name}.csv" for name in self.tables] + ([ARRAYS] if self.arrays else [])
         self.document["files"] = {name: sha256_file(self.folder / name) for name in sorted(names)}
+        report_error = self._report()
         write_atomically(self.folder / DOCUMENT, to_json(self.document))
         (self.folder / PARTIAL).unlink(missing_ok=True)
         shutil.rmtree(self.folder / STEPS, ignore_errors=True)
@@ -198,7 +198,9 @@ class Run:
         from perpend.report.page import build
 
         try:
-            write_atomically(self.folder / REPORT, build(self))
+            # From the files, not from memory: `perpend report` must find the same page later.
+            page = build(FinishedRun(self.folder, self.document))
+            write_atomically(self.folder / REPORT, page)
         except Exception as error:
             return error
         return None

@@ -1,0 +1,97 @@
+"""Pieces that the charts share: fields, tooltips, colour scales, reference lines.
+
+Nothing in a table becomes markup or an expression: a column's name is escaped where Vega-Lite reads a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from perpend.errors import InputError
+from perpend.report import theme
+
+# Names of metrics and settings hold underscores; axes show words.
+PLAIN_LABELS = "replace(datum.label, regexp('_', 'g'), ' ')"
+
+
+def field(name: str) -> str:
+    """A column's name as a path of one step: dots, brackets, quotes and colons stay part of the name."""
+    return str(name).translate({ord(c): f"\\{c}" for c in "\\.[]:'\""})
+
+
+def words(name: Any) -> str:
+    return str(name).replace("_", " ")
+
+
+def need(table: pd.DataFrame, *names: str | None) -> None:
+    """Refuses a column that is not there; None stands for a column that was not asked for."""
+    missing = [name for name in names if name is not None and name not in table.columns]
+    if missing:
+        known = ", ".join(map(str, table.columns))
+        raise InputError(f"the table has no column {missing[0]!r}; it has {known}")
+
+
+def tip(name: str, form: str | None = None, title: str | None = None) -> alt.Tooltip:
+    """One line of a tooltip; `form` for numbers."""
+    settings = {"format": form, "type": "quantitative"} if form else {"type": "nominal"}
+    return alt.Tooltip(field(name), title=title or words(name), **settings)
+
+
+def tips_of(table: pd.DataFrame, names: Sequence[str | None], form: str) -> list[alt.Tooltip]:
+    """A line for each column, numbers with a fraction formatted."""
+    wanted = [name for name in names if name is not None]
+    return [tip(name, form if table[name].dtype.kind == "f" else None) for name in wanted]
+
+
+def colour_of(
+    table: pd.DataFrame, series: str | None, also: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], alt.Scale | None]:
+    """The colour encoding of a series (one colour without one) and the scale, which names `also` as well."""
+    extra = dict(also or {})
+    if series is None and not extra:
+        return {"color": alt.value(theme.LIGHT["content"])}, None
+    names = list(dict.fromkeys(table[series])) if series else []
+    colours = [theme.PALETTE[i % len(theme.PALETTE)] for i in range(len(names))]
+    scale = alt.Scale(domain=[*names, *extra], range=[*colours, *extra.values()])
+    if series is None:
+        return {"color": alt.value(theme.LIGHT["content"])}, scale
+    legend = alt.Legend(labelExpr=PLAIN_LABELS)
+    return {"color": alt.Color(field(series), type="nominal", title=None, scale=scale, legend=legend)}, scale
+
+
+def ramp(values: pd.Series, domain: tuple[float, float] | None, middle: float | None) -> alt.Scale:
+    """One-sided colours, or two-sided ones centred at `middle`."""
+    if middle is None:
+        return alt.Scale(range=theme.SEQUENTIAL, **({"domain": list(domain)} if domain else {}))
+    finite = values.dropna()
+    least, most = domain or ((finite.min(), finite.max()) if len(finite) else (middle, middle))
+    reach = max(float(most) - middle, middle - float(least)) or 1.0
+    return alt.Scale(range=theme.DIVERGING, domain=[middle - reach, middle + reach])
+
+
+def cell_axis() -> alt.Axis:
+    """Labels that never overlap, horizontal, without ticks and lines: cells speak for themselves."""
+    return alt.Axis(labelOverlap="parity", labelAngle=0, ticks=False, domain=False, labelSeparation=5)
+
+
+def references(heights: Mapping[str, float] | None, vertical: bool = False) -> list[Any]:
+    """Dashed lines with a name at their end: name -> value."""
+    layers: list[Any] = []
+    for name, value in (heights or {}).items():
+        at = {"x" if vertical else "y": alt.datum(float(value))}
+        base = alt.Chart(pd.DataFrame([{"name": name, "value": float(value)}]))
+        line = base.mark_rule(strokeDash=[5, 4], strokeWidth=1.2, color=theme.LIGHT["soft"])
+        layers.append(line.encode(**at, tooltip=[tip("name", title="reference"), tip("value", ".4g")]))
+        place: dict[str, Any] = (
+            {"align": "left", "dx": 4, "baseline": "top"}
+            if vertical
+            else {"align": "right", "dx": -2, "dy": -7}
+        )
+        label = base.mark_text(fontSize=11, color=theme.LIGHT["soft"], **place)
+        far = {"y": alt.value(1)} if vertical else {"x": alt.value("width")}
+        layers.append(label.encode(**at, **far, text=alt.Text("name:N")))
+    return layers
