@@ -4,7 +4,8 @@
     error = measure(base, model, tokens)                   # error.table, error.summary
     with injection(base, model, "perpendicular"): ...      # the base model with only e⊥
 
-A method is one file here that holds a `METHOD` (rtn, awq, wanda, magnitude); a repair is a `Repair` in any file.
+A method is one file here that holds a `METHOD` (rtn, awq, wanda, magnitude); a repair is a `Repair` in any
+file.
 """
 
 from __future__ import annotations

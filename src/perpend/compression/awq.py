@@ -1,14 +1,16 @@
 """AWQ: before rounding, inputs that matter more get finer steps. Lin et al. 2024, as fake quantization.
 
-Linears that read one tensor share a scale per input channel, s = mean|X|^alpha / √(max · min), alpha on a grid of
-20 values i/20 that starts with 0, the identity. W·diag(s) is rounded, and diag(1/s) is folded into whatever made
-the tensor (a norm, v_proj, up_proj). Where it cannot be folded it is kept at run time, that is multiplied back
-into the rounded weights, and the result says why. An optional clip shrinks each group's range.
+Linears that read one tensor share a scale per input channel, s = mean|X|^alpha / √(max · min), alpha on a
+grid of 20 values i/20 that starts with 0, the identity. W·diag(s) is rounded, and diag(1/s) is folded into
+whatever made the tensor (a norm, v_proj, up_proj). Where it cannot be folded it is kept at run time, that
+is multiplied back into the rounded weights, and the result says why. An optional clip shrinks each group's
+range.
 
-Objectives of the search: "output", the summed output error of the linears, exactly over all calibration tokens
-from the second moment of their inputs; "update", the error of what attention or MLP adds to the stream, with
-weights on its perpendicular and its parallel part ((1, 1) is the isotropic error). Since the grid holds the
-identity and a clip is taken only where the objective falls, AWQ is never worse than RTN on it.
+Objectives of the search: "output", the summed output error of the linears, exactly over all calibration
+tokens from the second moment of their inputs; "update", the error of what attention or MLP adds to the
+stream, with weights on its perpendicular and its parallel part ((1, 1) is the isotropic error). Since the
+grid holds the identity and a clip is taken only where the objective falls, AWQ is never worse than RTN on
+it.
 """
 
 from __future__ import annotations
@@ -202,7 +204,7 @@ def _objective(block: Any, group: _Group, settings: Settings) -> Objective:
 
 
 def _shrink(matrix: Matrix, moment: Any, scale: Tensor, bits: int, size: int) -> Tensor:
-    """[out, in/size, 1]: per group the factor on its range with the least output error of that group alone."""
+    """[out, in/size, 1]: per group, the factor on its range with the least output error of it alone."""
     weight = matrix.weight.float() * scale
     parts = scale.reshape(-1, size)
     second = moment.diagonal_blocks(size).to(weight.device) / (parts[:, :, None] * parts[:, None, :])

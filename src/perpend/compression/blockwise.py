@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from perpend.compression.matrices import Matrix, block_matrices
-from perpend.compression.method import Regime, regime as read_regime
+from perpend.compression.method import Regime
+from perpend.compression.method import regime as read_regime
 from perpend.compression.observe import observe
 from perpend.compression.replay import Replay, capture
 from perpend.compression.statistics import Statistics
@@ -60,7 +61,7 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class Compression:
-    """What was done to a model. bytes and dense_bytes count the compressed matrices alone, dense at 16 bits."""
+    """What was done to a model. bytes, dense_bytes: of the compressed matrices alone, dense at 16 bits."""
 
     regime: Regime
     facts: dict[str, dict[str, Any]]

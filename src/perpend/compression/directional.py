@@ -21,7 +21,7 @@ ALONG = ("update", "input", "output")
 
 @dataclass(frozen=True)
 class Split:
-    """Per token, [tokens] float64: everything relative to ||Delta_base||. `defined` False: a norm was zero."""
+    """Per token, [tokens] float64, relative to ||Delta_base||. `defined` False: a norm was zero."""
 
     perpendicular: Tensor
     parallel: Tensor  # absolute value
@@ -61,7 +61,8 @@ def directional_loss(
     parallel: float = 1.0,
     relative: bool = False,
 ) -> float:
-    """Σ_t perpendicular ‖e⊥‖² + parallel ‖e∥‖², e split along the base update; (1, 1) is the squared L2 error.
+    """Σ_t perpendicular ‖e⊥‖² + parallel ‖e∥‖², e split along the base update; (1, 1) is the squared L2
+    error.
 
     relative: each token's terms are divided by ‖update‖², so that no token outweighs the others.
     A token with a zero update has no direction: its error counts as perpendicular.

@@ -3,10 +3,10 @@
     error = measure(base, other, tokens)          # two models of one architecture
     error.table                                   # one row per mode, direction, layer, part
 
-Two modes. `local`: each layer of the other model reads the *base* stream; attn and block on the base block input,
-mlp on the base mid-stream. `propagated`: each model runs on its own stream. Both models advance together, so one
-layer's updates of one batch are all that is ever held. Means are over all tokens, sums in float64; quantiles are
-exact up to `QUANTILE_TOKENS` tokens and taken from evenly spaced tokens beyond that.
+Two modes. `local`: each layer of the other model reads the *base* stream; attn and block on the base block
+input, mlp on the base mid-stream. `propagated`: each model runs on its own stream. Both models advance
+together, so one layer's updates of one batch are all that is ever held. Means are over all tokens, sums in
+float64; quantiles are exact up to `QUANTILE_TOKENS` tokens and taken from evenly spaced tokens beyond that.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class DirectionalError:
     """The error of `other` against `base`. table: columns mode, along, layer, part and, per metric, its mean
     (the metric's own name), median and quantiles (name_median, name_q05 ...), all relative to ‖Delta_base‖:
 
-    perpendicular ε⊥, parallel ‖e∥‖, total ‖e‖, kappa (signed), rotation (cosine); energy_share, the mean over
-    tokens of ‖e⊥‖²/‖e‖²; isotropy = width · (1 − energy_share), 1 for an isotropic error; r_perpendicular_total
-    over tokens and r_isotropic, what an isotropic error would give.
+    perpendicular ε⊥, parallel ‖e∥‖, total ‖e‖, kappa (signed), rotation (cosine); energy_share, the mean
+    over tokens of ‖e⊥‖²/‖e‖²; isotropy = width · (1 − energy_share), 1 for an isotropic error;
+    r_perpendicular_total over tokens and r_isotropic, what an isotropic error would give.
     """
 
     table: pd.DataFrame

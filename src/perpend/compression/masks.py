@@ -62,6 +62,6 @@ def check_pattern(name: str, width: int, pattern: str, sparsity: float) -> None:
     kept_of = pattern_of(pattern)
     if kept_of is not None and width % kept_of[1]:
         raise InputError(
-            f"{name} has {width} input features, not a multiple of {kept_of[1]}: pattern {pattern} does not fit; "
-            f"use another pattern or leave the matrix out with keep={name!r}"
+            f"{name} has {width} input features, not a multiple of {kept_of[1]}: pattern {pattern} does not "
+            f"fit; use another pattern or leave the matrix out with keep={name!r}"
         )

@@ -125,6 +125,6 @@ def _reason(path: str, module: nn.Module, own: str, name: str, keep: Iterable[st
     if parameter.ndim == 3 and hasattr(module, "is_transposed"):
         return None
     raise InputError(
-        f"{name} {tuple(parameter.shape)} in {type(module).__name__} is a tensor whose layout perpend does not know "
-        f"(fused experts?): leave it uncompressed with keep={name!r}"
+        f"{name} {tuple(parameter.shape)} in {type(module).__name__} is a tensor whose layout perpend does "
+        f"not know (fused experts?): leave it uncompressed with keep={name!r}"
     )

@@ -46,7 +46,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Repair:
-    """A correction of a compressed block against its uncompressed self. fit(block) -> facts per projection."""
+    """Corrects a compressed block against its uncompressed self; fit(block) -> facts per projection."""
 
     name: str
     summary: str

@@ -1,8 +1,8 @@
 """See what every weight matrix of a block is multiplied with, fused experts included.
 
-Module hooks see an `nn.Linear` but not the slice `experts.gate_up_proj[3]` that an expert multiplies with. The
-product itself is the one place all of them pass, so a torch function mode watches products and knows each
-matrix by the address of its first element. Experts are run by their eager loop while it watches.
+Module hooks see an `nn.Linear` but not the slice `experts.gate_up_proj[3]` that an expert multiplies with.
+The product itself is the one place all of them pass, so a torch function mode watches products and knows
+each matrix by the address of its first element. Experts are run by their eager loop while it watches.
 """
 
 from __future__ import annotations

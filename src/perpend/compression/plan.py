@@ -4,9 +4,9 @@ The loss a setting costs at a site is predicted from surgery and one measurement
 
     predicted(site, setting) = change(site) · ε²(site, setting) / ε²(site, reference),
 
-with change(site) the rise of the loss when the reference setting's error is injected there alone and ε² the mean
-squared local error (of e, or of e⊥). Sites are taken as independent. The choice that minimises the sum of
-predictions within the budget is found exactly, as a small integer program.
+with change(site) the rise of the loss when the reference setting's error is injected there alone and ε² the
+mean squared local error (of e, or of e⊥). Sites are taken as independent. The choice that minimises the sum
+of predictions within the budget is found exactly, as a small integer program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Allocation:
 
 
 def allocate(costs: Mapping[Site, Mapping[Any, tuple[float, float]]], budget: float) -> Allocation:
-    """costs: site -> option -> (bytes, predicted loss). InputError where even the smallest options exceed it."""
+    """costs: site -> option -> (bytes, predicted loss). InputError where even the smallest are too large."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_matrix
 
@@ -77,7 +77,8 @@ def predicted_costs(
     sizes: Mapping[Any, Mapping[Site, float]],
     reference: Any,
 ) -> dict[Site, dict[Any, tuple[float, float]]]:
-    """costs for `allocate`; see the module. errors: option -> site -> mean squared error; sizes likewise in bytes.
+    """costs for `allocate`; see the module. errors: option -> site -> mean squared error; sizes likewise in
+    bytes.
 
     A change below zero is noise of a small sample and counts as zero.
     """

@@ -1,12 +1,14 @@
 """Put right what a compressed block adds to the stream, measured against its uncompressed self.
 
-`gain` is free: one scalar per output projection, folded into its weights. Pruning shrinks updates (kappa < 0), and
-the scalar stretches them back. `refit` re-solves the kept weights of the output projections. Both minimise
+`gain` is free: one scalar per output projection, folded into its weights. Pruning shrinks updates (kappa <
+0), and the scalar stretches them back. `refit` re-solves the kept weights of the output projections. Both
+minimise
 
     L(w⊥, w∥) = Σ_t w⊥ ‖e⊥‖² + w∥ ‖e∥‖²,    e = update' − update, split along the uncompressed update
 
-on the block's calibration input; w = (1, 1) is the isotropic squared error. A scalar cannot rotate anything: with
-w∥ = 0 its best value would be 0, which is refused, and with w⊥ = 0 it sets the mean kappa to 0.
+on the block's calibration input; w = (1, 1) is the isotropic squared error. A scalar cannot rotate
+anything: with w∥ = 0 its best value would be 0, which is refused, and with w⊥ = 0 it sets the mean kappa to
+0.
 """
 
 from __future__ import annotations
@@ -112,7 +114,9 @@ def _fit_gain(block: Any, settings: Settings) -> dict[str, dict[str, Any]]:
 def _scaled(
     block: Any, part: str, parameters: list[torch.nn.Parameter], gain: float, made: list[Tensor]
 ) -> dict[str, Any]:
-    """Fold the gain into the projection, or into the norm that follows it; prove that the contribution follows."""
+    """Fold the gain into the projection, or into the norm that follows it; prove that the contribution
+    follows.
+    """
     wanted = gain * made[0].float()
     loose = 1 if made[0].dtype in (torch.float32, torch.float64) else 30
     norm = getattr(block.block.find(getattr(block.block.family, f"{part}_update")), "weight", None)
@@ -184,8 +188,8 @@ def solve(
 ) -> tuple[Tensor, list[float]]:
     """Conjugate gradients on the kept weights (the nonzero ones) for L(w⊥, w∥); stopping early regularises.
 
-    weight: [out, in], its zeros stay. inputs: [tokens, in]; error: [tokens, out], present minus wanted output.
-    Returns the new weight and L per iteration, the start first; it never rises.
+    weight: [out, in], its zeros stay. inputs: [tokens, in]; error: [tokens, out], present minus wanted
+    output. Returns the new weight and L per iteration, the start first; it never rises.
     """
     mask = weight != 0
     perpendicular, parallel = weights

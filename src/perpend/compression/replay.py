@@ -5,9 +5,9 @@
     for layer in range(len(replay.blocks)):
         hidden = replay.run(layer, hidden)       # the same numbers as inside the model
 
-Every block is called with the arguments the model gave it (rotary tables, its own layer's mask), so layers that
-differ in window or rotary base are right. That nothing acts on the stream between blocks is checked on the
-first batch, in the real model.
+Every block is called with the arguments the model gave it (rotary tables, its own layer's mask), so layers
+that differ in window or rotary base are right. That nothing acts on the stream between blocks is checked on
+the first batch, in the real model.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def capture(model: nn.Module, tokens: Tensor) -> Replay:
 
 @contextmanager
 def stand_ins(model: nn.Module, hidden: Tensor) -> Iterator[None]:
-    """While inside, all blocks together make `hidden` of anything: the model is its embedding and its head."""
+    """While inside, the blocks together make `hidden` of anything: only embedding and head are real."""
     found = blocks(model)
     check_replay(model, found)
     template = _TUPLES[type(found[0].module)]
@@ -145,8 +145,8 @@ def check_replay(model: nn.Module, found: Sequence[Block] | None = None) -> None
         stream = out if isinstance(out, Tensor) else out[0]
         if here.shape != stream.shape or not torch.equal(here, stream):
             raise PerpendError(
-                f"{block.name}: its input is not the output of the block before it, so the model cannot be run "
-                "block by block"
+                f"{block.name}: its input is not the output of the block before it, so the model cannot be "
+                "run block by block"
             )
     _TUPLES[type(found[0].module)] = None if isinstance(left[0], Tensor) else tuple(left[0][1:])
     _CHECKED.add(kind)
@@ -184,7 +184,7 @@ def split_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Ten
 
 
 class _forward:
-    """While inside, a module's forward is another function, and its hooks (which expect the real one) rest."""
+    """While inside, a module's forward is another function and its hooks rest."""
 
     def __init__(self, module: nn.Module, function: Any) -> None:
         self.module, self.function = module, function

@@ -1,7 +1,7 @@
 """Write a compressed model to a folder that plain transformers loads, and prove that it does.
 
-Masks and rounded weights are stored as ordinary dense weights in the model's dtype (fake quantization): the folder
-is as large as the uncompressed model's. `perpend_compression.json` beside them says what was done.
+Masks and rounded weights are stored as ordinary dense weights in the model's dtype (fake quantization): the
+folder is as large as the uncompressed model's. `perpend_compression.json` beside them says what was done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ RECORD = "perpend_compression.json"
 
 @torch.no_grad()
 def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Save model, tokenizer and record into a new or empty folder; returns the record with the folder and hash.
+    """Save model, tokenizer and record into a new or empty folder; returns the record with the folder and
+    hash.
 
     The folder is loaded again with the model's own transformers class and must have the same weights, bit for
     bit, or PerpendError. InputError for a folder that holds something.

@@ -3,16 +3,16 @@
     with injection(base, other, "perpendicular"):
         token_nll(base, tokens)                     # the base model, with only e⊥ at every site
 
-At each site the other model's layer is run on the very input that the base layer has in this run, its error is
-split along the base update there, and the chosen part is added. With "both" at every site the base model turns
-into the other one exactly (where they share embeddings, norms outside blocks, and head). `match` rescales the
-chosen part per token, so that e⊥ and e∥ can be compared at one norm.
+At each site the other model's layer is run on the very input that the base layer has in this run, its error
+is split along the base update there, and the chosen part is added. With "both" at every site the base model
+turns into the other one exactly (where they share embeddings, norms outside blocks, and head). `match`
+rescales the chosen part per token, so that e⊥ and e∥ can be compared at one norm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,10 +113,8 @@ def injection(
     def theirs_at(layer: int, part: str) -> Tensor:
         call, hidden = calls[layer]
         wanted.update(part=part, update=None)
-        try:
+        with suppress(_Stop):
             call.run(theirs[layer].module, hidden.to(place.device, place.dtype))
-        except _Stop:
-            pass
         return wanted["update"]
 
     def visit(seen: Any) -> Tensor | None:
@@ -144,7 +142,7 @@ def injection(
 
 
 def _no_cache(value: Any) -> Any:
-    """A cache belongs to the base model: the other one must not write into it, and without a past needs none."""
+    """The cache is the base model's: the other one must not write into it, and needs none."""
     return None if hasattr(value, "get_seq_length") else value
 
 
@@ -187,8 +185,8 @@ def sensitivity(
 ) -> pd.DataFrame:
     """The sensitivity map: change of the base model's loss when one part of one layer errs, all else exact.
 
-    components: pairs (component, match). Columns layer, part, component, match, change (nats a token), se (its
-    standard error over sequences, paired). Each run starts at its own layer, from the base stream.
+    components: pairs (component, match). Columns layer, part, component, match, change (nats a token), se
+    (its standard error over sequences, paired). Each run starts at its own layer, from the base stream.
     """
     import pandas as pd
 
@@ -228,7 +226,7 @@ def sensitivity(
 def layer_changes(
     base: nn.Module, other: nn.Module, tokens: Tensor, *, batch: int = 4, progress: Progress = silent
 ) -> pd.DataFrame:
-    """Change of the base model's loss when one whole block is the other model's. Columns layer, change, se."""
+    """Change of the base model's loss when one block is the other model's: columns layer, change, se."""
     table = sensitivity(
         base, other, tokens, components=[("both", "own")], parts=("block",), batch=batch, progress=progress
     )
