@@ -24,6 +24,7 @@ _HOME = {
     "ablate": "perpend.models.ablate",
     "survey_attention": "perpend.surveys.attention",
     "survey_updates": "perpend.surveys.updates",
+    "evaluate": "perpend.evaluation",
     "PerpendError": "perpend.errors",
     "InputError": "perpend.errors",
 }

@@ -190,7 +190,7 @@ def test_paired_interval_is_narrower_than_two_single_ones_and_covers():
     other = TokenNLL(second, windows.scored[:, 1:], windows)
     gap = paired(base, other)
     assert gap.low < 0.02 < gap.high
-    assert 0 < gap.low
+    assert gap.low > 0
     assert gap.ratio == pytest.approx(math.exp(gap.difference))
     single = perplexity("x", base)
     assert single.high - single.low > 10 * (gap.high - gap.low)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from perpend.errors import InputError
 from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.head import halves
+from perpend.progress import Progress, silent
 
 CHUNK = 1024  # tokens whose logits exist at one time
 
@@ -92,12 +93,12 @@ def token_nll(
     *,
     batch: int = 8,
     chunk: int = CHUNK,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> TokenNLL:
     """-log p(token t | tokens before it in its window), nats, for every scored token.
 
     tokens: [n, T] or `Windows`. The log-softmax is taken in fp32 whatever the model's dtype, on `chunk`
-    tokens at a time. `progress(done, total)` is called after each batch of windows.
+    tokens at a time.
     """
     windows = as_windows(tokens)
     _check_vocabulary(model, windows.tokens)
@@ -105,17 +106,17 @@ def token_nll(
     device = next(model.parameters()).device
     n, length = windows.tokens.shape
     values = torch.zeros(n, length - 1)
-    for start in range(0, n, batch):
-        rows = windows.tokens[start : start + batch].to(device)
-        hidden = parts.trunk(rows[:, :-1])
-        for part in _slices(length - 1, len(rows), chunk):
-            logs = parts.head(hidden[:, part]).float()
-            target = rows[:, 1:][:, part, None]
-            # logsumexp - logit: one [.., V] tensor fewer than a log-softmax, the same number
-            loss = torch.logsumexp(logs, -1) - logs.gather(-1, target)[..., 0]
-            values[start : start + len(rows), part] = loss.cpu()
-        if progress:
-            progress(min(start + batch, n), n)
+    with progress(total=n, unit="sequences", description="loss") as advance:
+        for start in range(0, n, batch):
+            rows = windows.tokens[start : start + batch].to(device)
+            hidden = parts.trunk(rows[:, :-1])
+            for part in _slices(length - 1, len(rows), chunk):
+                logs = parts.head(hidden[:, part]).float()
+                target = rows[:, 1:][:, part, None]
+                # logsumexp - logit: one [.., V] tensor fewer than a log-softmax, the same number
+                loss = torch.logsumexp(logs, -1) - logs.gather(-1, target)[..., 0]
+                values[start : start + len(rows), part] = loss.cpu()
+            advance(len(rows))
     scored = windows.scored[:, 1:]
     return TokenNLL(torch.where(scored, values, 0.0), scored, windows)
 
@@ -129,7 +130,7 @@ def divergence(
     within: Callable[[], AbstractContextManager[Any]] = nullcontext,
     batch: int = 8,
     chunk: int = CHUNK,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> tuple[TokenNLL, TokenNLL]:
     """Both models' losses in one pass, and how far `other` is from `base` at every token.
 
@@ -144,27 +145,29 @@ def divergence(
     device, far = next(base.parameters()).device, next(other.parameters()).device
     n, length = windows.tokens.shape
     tables = {name: torch.zeros(n, length - 1) for name in ("base", "other", "kl", "agreement")}
-    for start in range(0, n, batch):
-        rows = windows.tokens[start : start + batch].to(device)
-        hidden = first.trunk(rows[:, :-1])
-        with within():
-            altered = second.trunk(rows[:, :-1].to(far))
-        for part in _slices(length - 1, len(rows), max(1, chunk // 2)):
-            p = torch.log_softmax(first.head(hidden[:, part]).float(), -1)
+    with progress(total=n, unit="sequences", description="divergence") as advance:
+        for start in range(0, n, batch):
+            rows = windows.tokens[start : start + batch].to(device)
+            hidden = first.trunk(rows[:, :-1])
             with within():
-                q = torch.log_softmax(second.head(altered[:, part]).float(), -1).to(device)
-            if p.shape != q.shape:
-                raise InputError(f"vocabularies differ: {p.shape[-1]} against {q.shape[-1]}; KL needs one")
-            target = rows[:, 1:][:, part, None]
-            # p log(p/q) with p = 0 where the log is -inf: both models may forbid a token
-            terms = torch.where(p > -math.inf, p.exp() * (p - q), 0.0)
-            here = slice(start, start + len(rows))
-            tables["base"][here, part] = -p.gather(-1, target)[..., 0].cpu()
-            tables["other"][here, part] = -q.gather(-1, target)[..., 0].cpu()
-            tables["kl"][here, part] = terms.sum(-1).cpu()
-            tables["agreement"][here, part] = (p.argmax(-1) == q.argmax(-1)).float().cpu()
-        if progress:
-            progress(min(start + batch, n), n)
+                altered = second.trunk(rows[:, :-1].to(far))
+            for part in _slices(length - 1, len(rows), max(1, chunk // 2)):
+                p = torch.log_softmax(first.head(hidden[:, part]).float(), -1)
+                with within():
+                    q = torch.log_softmax(second.head(altered[:, part]).float(), -1).to(device)
+                if p.shape != q.shape:
+                    raise InputError(
+                        f"vocabularies differ: {p.shape[-1]} against {q.shape[-1]}; KL needs one"
+                    )
+                target = rows[:, 1:][:, part, None]
+                # p log(p/q) with p = 0 where the log is -inf: both models may forbid a token
+                terms = torch.where(p > -math.inf, p.exp() * (p - q), 0.0)
+                here = slice(start, start + len(rows))
+                tables["base"][here, part] = -p.gather(-1, target)[..., 0].cpu()
+                tables["other"][here, part] = -q.gather(-1, target)[..., 0].cpu()
+                tables["kl"][here, part] = terms.sum(-1).cpu()
+                tables["agreement"][here, part] = (p.argmax(-1) == q.argmax(-1)).float().cpu()
+            advance(len(rows))
     scored = windows.scored[:, 1:]
     clean = {name: torch.where(scored, table, 0.0) for name, table in tables.items()}
     return (

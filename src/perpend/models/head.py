@@ -99,7 +99,7 @@ def halves(model: nn.Module) -> Halves:
     if not hasattr(model, "config") or not hasattr(model, "base_model"):
         return _whole(model)
     base = model.base_model
-    # most causal classes call `base_model`; OPT calls the decoder inside it, image-text models their text half
+    # most causal classes call `base_model`; OPT the decoder inside it, image-text models their text half
     for trunk in (base, getattr(base, "decoder", None), getattr(base, "language_model", None)):
         if isinstance(trunk, nn.Module) and trunk is not model:
             found = _apart(model, trunk)

@@ -1,0 +1,163 @@
+"""lm-evaluation-harness on a model in memory, for the standard names that need its data sets from a hub.
+
+The harness' own index of all tasks takes about half a minute to build; here only the folders of the named
+tasks are indexed, found by a text search of its task files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from perpend.errors import InputError, unknown_name
+from perpend.evaluation.result import TaskScores
+
+_NAME = re.compile(
+    r"^(?:task|group|tag):[ \t]*([\w.+-]+)[ \t]*$|^tag:[ \t]*\n((?:[ \t]*-[ \t]*[\w.+-]+[ \t]*\n)+)", re.M
+)
+SHORT = {"truthfulqa": ("truthfulqa_mc1", "truthfulqa_mc2")}
+
+
+def available() -> bool:
+    """Whether lm-evaluation-harness is installed (`pip install "perpend[eval]"`)."""
+    return importlib.util.find_spec("lm_eval") is not None
+
+
+def task_folder() -> Path:
+    spec = importlib.util.find_spec("lm_eval.tasks")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+@cache
+def index() -> dict[str, frozenset[Path]]:
+    """Name of a task, group or tag -> the folders whose files define it."""
+    found: dict[str, set[Path]] = {}
+    for path in task_folder().rglob("*.yaml"):
+        for single, several in _NAME.findall(path.read_text(encoding="utf-8", errors="replace")):
+            for name in [single] if single else re.findall(r"[\w.+-]{2,}", several):
+                found.setdefault(name, set()).add(path.parent)
+    return {name: frozenset(folders) for name, folders in found.items()}
+
+
+def harness_scores(
+    model: nn.Module,
+    tokenizer: Any,
+    tasks: Sequence[str],
+    *,
+    limit: int | None = None,
+    fewshot: int | None = None,
+    batch: int = 8,
+    context: int | None = None,
+    bos: str = "auto",
+    include: Iterable[str | Path] = (),
+) -> list[TaskScores]:
+    """Scores of tasks by the harness itself, its samples as our items.
+
+    include: folders with task files of your own. Raises InputError for an unknown name, a missing extra, or
+    data that cannot be reached.
+    """
+    if not available():
+        raise InputError('this task needs lm-evaluation-harness: pip install "perpend[eval]"')
+    wanted = list(dict.fromkeys(name for one in tasks for name in SHORT.get(one, (one,))))
+    own = [Path(one) for one in include]
+    folders = set(own)
+    if not own:
+        for name in wanted:
+            if name not in index():
+                from perpend.evaluation.ruler import names as ruler_names
+
+                raise unknown_name("task", name, _near(name, [*index(), *ruler_names()]))
+            folders |= index()[name]
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=sorted(folders), include_defaults=False)
+    add_bos = {"auto": None, "always": True, "never": False}[bos]
+    lm = HFLM(
+        pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=context, add_bos_token=add_bos,
+        backend="causal",
+    )  # fmt: skip
+    try:
+        output = simple_evaluate(
+            lm,
+            tasks=wanted,
+            num_fewshot=fewshot,
+            limit=limit,
+            task_manager=manager,
+            bootstrap_iters=0,
+            log_samples=True,
+        )
+    except (ConnectionError, OSError) as error:
+        raise InputError(
+            f"the data of {', '.join(wanted)} could not be reached ({type(error).__name__}: {error}); "
+            "with a hub out of reach pass data=FOLDER with local files for the tasks that have them"
+        ) from error
+    return [_scores(name, output, context) for name in output["samples"]]
+
+
+def _near(name: str, known: list[str]) -> list[str]:
+    """Of thousands of names, those worth showing."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=6, cutoff=0.5)
+    return close or sorted(one for one in known if one.startswith(name[:3]))[:6] or sorted(known)[:6]
+
+
+def _scores(name: str, output: dict[str, Any], context: int | None) -> TaskScores:
+    samples = output["samples"][name]
+    config = output["configs"][name]
+    filters = list(dict.fromkeys(one["filter"] for one in samples))
+    items: dict[str, list[Any]] = {}
+    for rule in filters:
+        rows = sorted((one for one in samples if one["filter"] == rule), key=lambda one: one["doc_id"])
+        items.setdefault("item", [one["doc_id"] for one in rows])
+        for metric in rows[0]["metrics"]:
+            values = [one[metric] for one in rows]
+            if all(isinstance(value, (int, float, bool)) for value in values):
+                label = metric if len(filters) == 1 else f"{metric}_{rule.split('-')[0]}"
+                items[label] = [float(value) for value in values]
+    metrics = tuple(key for key in items if key not in ("item", "perplexity"))
+    if not metrics:
+        raise InputError(
+            f"{name} reports {', '.join(rows[0]['metrics'])}, which are not one number per item; "
+            "run lm-evaluation-harness itself for it"
+        )
+    golds = [_gold(one) for one in samples[: len(items["item"])]]
+    items["gold_ll"] = golds
+    headline = next(
+        (one for one in ("acc_norm", "acc", "exact_match_strict", "exact_match") if one in metrics),
+        metrics[0],
+    )
+    sizes = [len(one["resps"]) for one in samples if config.get("output_type") == "multiple_choice"]
+    settings = {
+        "version": str(output["versions"].get(name)),
+        "fewshot": output["n-shot"].get(name),
+        "context": context,
+        "split": config.get("test_split") or config.get("validation_split"),
+        "source": f"lm-eval {version('lm_eval')}: {config.get('dataset_path')}",
+        "sha256": output.get("task_hashes", {}).get(name),
+    }
+    items = {key: value for key, value in items.items() if key != "perplexity"}
+    chance = sum(1 / size for size in sizes) / len(sizes) if sizes else 0.0
+    return TaskScores(name, headline, metrics, items, chance, settings)
+
+
+def _gold(sample: dict[str, Any]) -> float:
+    """Log-likelihood of the gold answer where the harness took one."""
+    responses, target = sample["filtered_resps"], sample["target"]
+    try:
+        index = int(target) if len(responses) > 1 else 0
+        return float(responses[index][0])
+    except (TypeError, ValueError, IndexError):
+        return math.nan  # generated text, or several right answers
