@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,6 +155,9 @@ def image_batches(
     used: list[Path] = []
     digests: list[str] = []
     failures: list[str] = []
+    ready: ImageBatch | None = (
+        None  # one batch is held back: failures after it belong to it if it is the last
+    )
 
     def batch() -> ImageBatch:
         made = ImageBatch(
@@ -194,14 +197,19 @@ def image_batches(
         digests.append(hashlib.sha256(data).hexdigest())
         done += 1
         if len(pixels) == size:
-            yield batch()
+            if ready is not None:
+                yield ready
+            ready = batch()
     if done == 0 or (count is not None and done < count):
         raise InputError(
             f"{listed.root} holds {done} readable images and {wanted} were asked for; {len(failures)} could "
             f"not be decoded, first {failures[0]}"
         )
     if pixels:
-        yield batch()
+        if ready is not None:
+            yield ready
+        ready = batch()
+    yield replace(ready, failures=(*ready.failures, *failures))
 
 
 def _numbers(classes: tuple[str, ...], label2id: Mapping[str, int] | None) -> dict[str, int]:
