@@ -10,7 +10,6 @@ they were.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +20,10 @@ from torch import Tensor, nn
 from perpend.errors import InputError
 from perpend.models.attention.call import AttentionCall, Tap, apply_taps
 from perpend.models.attention.fused import output_and_lse
+from perpend.models.attention.patches import Put, Undo, lock, patched
 from perpend.models.attention.sites import Routing, implementation, routing
 
-_lock = threading.RLock()
 _taps: weakref.WeakKeyDictionary[nn.Module, tuple[Tap, ...]] = weakref.WeakKeyDictionary()
-_installed: dict[tuple[int, str], tuple[int, Callable[[], None]]] = {}
 
 
 def _masks(
@@ -100,23 +98,7 @@ def _with_hooks(own: str, function: Callable) -> Callable:
     return attention
 
 
-def _install(key: tuple[int, str], put: Callable[[], Callable[[], None]]) -> None:
-    """Count users of one patch; `put` makes it and returns what undoes it."""
-    with _lock:
-        count, undo = _installed.get(key, (0, None))
-        _installed[key] = (count + 1, undo or put())
-
-
-def _uninstall(key: tuple[int, str]) -> None:
-    with _lock:
-        count, undo = _installed.pop(key)
-        if count > 1:
-            _installed[key] = (count - 1, undo)
-        else:
-            undo()
-
-
-def _patch_interface(interface: Any, own: str) -> Callable[[], None]:
+def _patch_interface(interface: Any, own: str) -> Undo:
     before = interface._local_mapping.get(own)  # another's override of this file's interface, if any
     interface[own] = _with_hooks(own, interface[own])
 
@@ -128,7 +110,7 @@ def _patch_interface(interface: Any, own: str) -> Callable[[], None]:
     return undo
 
 
-def _patch_eager(names: dict[str, Any], eager: str) -> Callable[[], None]:
+def _patch_eager(names: dict[str, Any], eager: str) -> Undo:
     before = names[eager]
     names[eager] = _with_hooks("eager", before)
 
@@ -138,7 +120,7 @@ def _patch_eager(names: dict[str, Any], eager: str) -> Callable[[], None]:
     return undo
 
 
-def _target(module: nn.Module, site_name: str) -> tuple[tuple[int, str], Callable[[], Callable[[], None]]]:
+def _target(module: nn.Module, site_name: str) -> tuple[tuple[int, str], Put]:
     """The patch that a module needs: its key and the function that makes it."""
     route: Routing = routing(type(module))  # type: ignore[assignment]
     own = implementation(module)
@@ -160,23 +142,19 @@ def _target(module: nn.Module, site_name: str) -> tuple[tuple[int, str], Callabl
 @contextmanager
 def tapped(taps: dict[nn.Module, Tap]) -> Iterator[None]:
     """Hooks on routed modules for as long as the block lasts."""
-    done: list[Callable[[], None]] = []
-    try:
-        for module, tap in taps.items():
-            key, put = _target(module, tap.site.name)
-            _install(key, put)
-            done.append(lambda key=key: _uninstall(key))
-            with _lock:
-                _taps[module] = (*_taps.get(module, ()), tap)
-            done.append(lambda module=module, tap=tap: _remove(module, tap))
-        yield
-    finally:
-        for undo in reversed(done):
-            undo()
+    with patched(dict(_target(module, tap.site.name) for module, tap in taps.items())):
+        try:
+            for module, tap in taps.items():
+                with lock:
+                    _taps[module] = (*_taps.get(module, ()), tap)
+            yield
+        finally:
+            for module, tap in taps.items():
+                _remove(module, tap)
 
 
 def _remove(module: nn.Module, tap: Tap) -> None:
-    with _lock:
+    with lock:
         left = tuple(other for other in _taps.get(module, ()) if other is not tap)
         if left:
             _taps[module] = left

@@ -27,7 +27,7 @@ from perpend.models.attention.call import AttentionSite
 TOWERS = ("text", "vision", "all")
 _CROSS = re.compile(r"cross_?attn|cross_?attention|encoder_attn|EncDecAttention|enc_dec", re.IGNORECASE)
 _REGISTRY = "ALL_ATTENTION_FUNCTIONS"
-_KERNEL = "scaled_dot_product_attention"
+KERNEL = "scaled_dot_product_attention"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Routing:
         return self.names[_REGISTRY]
 
 
-def _functions(kind: type) -> Iterator[Any]:
+def functions(kind: type) -> Iterator[Any]:
     """The Python functions of a class and its bases, nearest first, without the frameworks' own."""
     for base in kind.__mro__:
         if base is nn.Module:
@@ -61,7 +61,7 @@ def _functions(kind: type) -> Iterator[Any]:
 @cache
 def routing(kind: type) -> Routing | None:
     """How a module class reaches transformers' attention functions, None when it does not."""
-    for function in _functions(kind):
+    for function in functions(kind):
         names = function.__code__.co_names
         if _REGISTRY in names and _REGISTRY in function.__globals__:
             eager = next((name for name in names if name.endswith("eager_attention_forward")), None)
@@ -71,7 +71,7 @@ def routing(kind: type) -> Routing | None:
 
 @cache
 def _calls_kernel(kind: type) -> bool:
-    return any(_KERNEL in function.__code__.co_names for function in _functions(kind))
+    return any(KERNEL in function.__code__.co_names for function in functions(kind))
 
 
 @cache
@@ -178,7 +178,7 @@ def _window(module: nn.Module) -> int | None:
     if kinds is not None and isinstance(layer, int) and layer < len(kinds):
         return window if kinds[layer] == "sliding_attention" else None
     uses = any(
-        "sliding_window" in (*f.__code__.co_names, *f.__code__.co_consts) for f in _functions(type(module))
+        "sliding_window" in (*f.__code__.co_names, *f.__code__.co_consts) for f in functions(type(module))
     )
     return window if uses else None
 
