@@ -79,8 +79,8 @@ RECORDS = {
         },
     ],
     "winogrande": [
-        {"sentence": "Sue beat Ann so _ got easy cases.", "option1": "Sue", "option2": "Ann", "answer": "2"},
-        {"sentence": "The cup fell off a desk; the _ broke.", "option1": "cup", "option2": "desk", "answer": "1"},
+        {"sentence": "Sue beat Ann; _ got easy ones.", "option1": "Sue", "option2": "Ann", "answer": "2"},
+        {"sentence": "A cup fell off a desk. A _ broke.", "option1": "cup", "option2": "desk", "answer": "1"},
         {"sentence": "_ paid Ann, for Eve had no coin.", "option1": "Ann", "option2": "Eve", "answer": "1"},
     ],
     "lambada_openai": [
