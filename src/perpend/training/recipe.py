@@ -83,10 +83,10 @@ _PAPER = {
     "compile": True,
 }
 PRESETS: dict[str, tuple[str, Recipe]] = {
-    "296M": ("openwebtext", Recipe(**_PAPER, micro=16, lr=4e-4)),
-    "436M": ("openwebtext", Recipe(**_PAPER, micro=16, lr=4e-4)),
-    "528M": ("openwebtext", Recipe(**_PAPER, micro=16, lr=4e-4)),
-    "1.4B": ("fineweb", Recipe(**_PAPER, micro=8, lr=4e-4)),
+    "296M": ("openwebtext", Recipe(**_PAPER, micro=8, lr=4e-4)),
+    "436M": ("openwebtext", Recipe(**_PAPER, micro=8, lr=4e-4)),
+    "528M": ("openwebtext", Recipe(**_PAPER, micro=8, lr=4e-4)),
+    "1.4B": ("fineweb", Recipe(**_PAPER, micro=4, lr=4e-4)),
     "2.7B": ("fineweb", Recipe(**_PAPER, micro=4, lr=3e-4)),
 }
 
