@@ -1,7 +1,7 @@
 """An attention written by hand: T × T probabilities, and the value-space edit straight from its definition.
 
-Registered with transformers under a name of its own, it shares no code with the package: tests run a tiny model
-on it in float64 and compare logits.
+Registered with transformers under a name of its own, it shares no code with the package: tests run a tiny
+model on it in float64 and compare logits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 @dataclass
 class Oracle:
-    """What to do in each layer (in the order of their calls): layer → (s∥, s⊥), numbers or tensors (heads,)."""
+    """What to do in each layer (in the order of their calls): layer → (s∥, s⊥), numbers or tensors
+    (heads,)."""
 
     scales: dict[int, tuple] = field(default_factory=dict)
     exclude_self: bool = True

@@ -10,7 +10,8 @@ import perpend
 import tiny
 from perpend.models.attention import attention_sites
 
-# BLOOM computes its attention by itself; it has tests of its own below. Vision towers and encoders are here too.
+# BLOOM computes its attention by itself; it has tests of its own below. Vision towers and encoders are here
+# too.
 ROUTED = [name for name in tiny.FAMILIES if name != "bloom"]
 SITES = {"value.full": False, "value.exclude_self": True}
 
