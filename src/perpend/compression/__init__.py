@@ -14,6 +14,7 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "check": "blockwise",
     "compress": "blockwise",
     "Compression": "blockwise",
     "measure": "error",

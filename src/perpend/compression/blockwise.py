@@ -115,16 +115,7 @@ def compress(
     """
     regime = read_regime(regime)
     found = blocks(model)
-    chosen = range(len(found)) if layers is None else sorted({_layer(l, len(found)) for l in layers})
-    if model.training:
-        raise InputError(
-            "the model is in training mode: call model.eval() first, dropout would blur calibration"
-        )
-    settings_of = _settings(regime, plan or {}, len(found))
-    work, left = _matrices(model, found, chosen, keep)
-    for matrix in (m for some in work.values() for m in some):
-        regime.method.check(matrix, settings_of(matrix))
-
+    chosen, work, left, settings_of = _checked(model, regime, layers, plan, keep)
     reads = bool(regime.method.needs) or regime.repair is not None
     if reads and tokens is None:
         raise InputError(f"{regime.name} needs calibration text: pass tokens")
@@ -155,6 +146,37 @@ def compress(
     return Compression(
         regime, facts, left, tuple(notes), size, dense, describe_calibration(tokens) if reads else None
     )
+
+
+def check(
+    model: nn.Module,
+    regime: str | Regime,
+    *,
+    layers: Sequence[int] | None = None,
+    plan: Plan | None = None,
+    keep: Sequence[str] = (),
+) -> None:
+    """InputError, naming the matrix, for whatever `compress` would refuse."""
+    _checked(model, read_regime(regime), layers, plan, keep)
+
+
+def _checked(
+    model: nn.Module, regime: Regime, layers: Sequence[int] | None, plan: Plan | None, keep: Sequence[str]
+) -> tuple[list[int], dict[int, tuple[Matrix, ...]], dict[str, str], Any]:
+    """The layers and matrices to compress, what is left and why, and each matrix's settings."""
+    found = blocks(model)
+    chosen = list(range(len(found))) if layers is None else sorted({_layer(l, len(found)) for l in layers})
+    if not chosen:
+        raise InputError("no layer to compress")
+    if model.training:
+        raise InputError(
+            "the model is in training mode: call model.eval() first, dropout would blur calibration"
+        )
+    settings_of = _settings(regime, plan or {}, len(found))
+    work, left = _matrices(model, found, chosen, keep)
+    for matrix in (m for some in work.values() for m in some):
+        regime.method.check(matrix, settings_of(matrix))
+    return chosen, work, left, settings_of
 
 
 def describe_calibration(tokens: Tensor) -> dict[str, Any]:

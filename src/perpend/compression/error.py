@@ -82,6 +82,7 @@ class _Tally:
                 out[f"{name}_{key}"] = float(value)
         share = self.share / self.shared if self.shared else math.nan
         out["energy_share"] = share
+        out["perpendicular_squared"], out["total_squared"] = (float(e) / n for e in self.energy)
         out["energy_share_pooled"] = (
             float(self.energy[0] / self.energy[1]) if self.energy[1] > 0 else math.nan
         )
@@ -207,7 +208,7 @@ def measure(
             tallies[mode, way, layer, part].add(split_error(error, update, direction), update.shape[-1])
 
     near, far = _Watcher(), _Watcher()
-    place = next(other.parameters())
+    place = other.get_input_embeddings().weight
     with (
         contributions(base, near, parts),
         contributions(other, far, parts),

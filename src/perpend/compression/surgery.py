@@ -92,7 +92,7 @@ def injection(
     generator = torch.Generator().manual_seed(seed)
     calls: dict[int, tuple[Any, Any]] = {}
     added: dict[int, Tensor] = {}
-    place = next(other.parameters())
+    place = other.get_input_embeddings().weight  # a quantized model's first parameter may be integers
     wanted: dict[str, Any] = {}
 
     def entered(layer: int) -> Any:

@@ -1,0 +1,65 @@
+"""`perpend compare`: any two checkpoints of one architecture, layer by layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perpend.commands.compress import ALONG, MODES
+from perpend.options import DTYPES, Near, run_options, seed_options, text_options, verb
+
+if TYPE_CHECKING:
+    from perpend.report.figure import Figure
+
+
+@verb(
+    "perpend compare smollm2 model-Q4_K_M.gguf",
+    "perpend compare base/ smaller/ --text book.txt --surgery",
+)
+@click.argument("base")
+@click.argument("other")
+@click.option("--dtype", type=Near(DTYPES), help="Number type of both models' weights.  [default: theirs]")
+@click.option("--device", help="cpu, cuda, cuda:1, mps or auto.  [default: the fastest there is]")
+@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model. Off unless asked.")
+@text_options(sequences=16, length=512, batch=4)
+@click.option("--mode", "modes", multiple=True, type=Near(MODES), help="Error modes.  [default: both]")
+@click.option(
+    "--along", multiple=True, type=Near(ALONG), help="Directions to split along.  [default: update]"
+)
+@click.option(
+    "--layer-changes",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Also the loss change of each of OTHER's layers alone in BASE, on N sequences.",
+)
+@click.option("--surgery", is_flag=True, help="Also run BASE with only e⊥, only e∥, each at matched norm.")
+@click.option(
+    "--map",
+    "map_sequences",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Also the sensitivity map, one layer and part at a time, on N sequences.",
+)
+@seed_options((0,))
+@run_options
+def command(**options: Any) -> None:
+    """Two checkpoints of one architecture: where their updates differ, and along or across.
+
+    BASE and OTHER are short names, folders, hub names or .gguf files, so that a Q4 GGUF can be set against
+    its fp16 original, or a fine-tuned model against its base. Both must have one architecture, vocabulary
+    and number of layers. Reported too: both perplexities, KL divergence and how often the top token is the
+    same.
+    """
+    from perpend.commands._compression import Compare
+
+    Compare(options).run()
+
+
+def figures(run: Any) -> list[Figure]:
+    """The figures of a run of `perpend compare`."""
+    from perpend.commands._compression_figures import figures as made
+
+    return made(run)
