@@ -11,20 +11,20 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from perpend import distributed
 from perpend.errors import InputError, unknown_name
 from perpend.models._failures import explained
+from perpend.models._gguf import mend_digits, plain, read_once
 from perpend.models._source import TOKENIZER_FILES, Source, hub_reachable, resolve
-from perpend.models.weights import check_finite, named_weights, weights_hash
+from perpend.models.weights import check_finite, weights_hash
 
-__all__ = ["describe", "load", "weights_hash"]
+__all__ = ["load", "weights_hash"]
 
 DTYPES = {
     "float64": torch.float64,
@@ -39,7 +39,6 @@ DTYPES = {
 # weights that a checkpoint may lack: nothing that perpend reads passes through them
 HARMLESS = re.compile(r"(^|\.)pooler\.|(^|\.)mask_token$|(^|\.)position_ids$")
 _HEAD = re.compile(r"^(cls\.predictions|lm_head|vocab_projector|vocab_transform)\.")
-_GPT2_DIGITS = ("smollm", "starcoder")  # GGUF pre-tokenizers that cut single digits before GPT-2's pattern
 
 
 def load(
@@ -63,10 +62,12 @@ def load(
     Raises InputError or PerpendError, with what to do, for anything that cannot be loaded whole: weights that
     are missing, NaN or infinite included.
     """
+    from perpend.training.export import apply_if_variant
+
     place = _device(device)
     kind = _dtype(dtype, place)
     source = resolve(name, revision, _convert)
-    with _quiet(), explained(source):
+    with _quiet(source), explained(source):
         model = _read(source, kind, place == "auto", attn_implementation, trust_remote_code)
         tokenizer = _tokenizer(source, model, trust_remote_code)
         if place != "auto":
@@ -74,30 +75,9 @@ def load(
     check_finite(model)
     model.eval()
     model.perpend_source = source
+    if source.kind == "folder":
+        apply_if_variant(model, source.place)
     return model, tokenizer
-
-
-def describe(model: nn.Module) -> dict[str, Any]:
-    """What a result says of the model it was taken from; `weights_sha256` reads every weight (1 s a GB)."""
-    import transformers
-
-    source: Source | None = getattr(model, "perpend_source", None)
-    config = getattr(model, "config", None)
-    counted = {name: tensor.numel() for name, tensor in named_weights(model)}
-    first = next(model.parameters(), None)
-    return {
-        "name": source.label if source else (getattr(config, "name_or_path", "") or type(model).__name__),
-        "source": source.kind if source else "memory",
-        "revision": (source.revision if source else None) or getattr(config, "_commit_hash", None),
-        "class": type(model).__name__,
-        "family": getattr(config, "model_type", None),
-        "parameters": sum(counted.values()),
-        "dtype": None if first is None else str(first.dtype).removeprefix("torch."),
-        "device": None if first is None else str(first.device),
-        "attn_implementation": getattr(config, "_attn_implementation", None),
-        "transformers": transformers.__version__,
-        "weights_sha256": weights_hash(model),
-    }
 
 
 def _device(device: str | torch.device | None) -> str | torch.device:
@@ -167,7 +147,7 @@ def _read(source: Source, dtype: Any, spread: bool, attention: str | None, trust
         if not missing and named and any(_HEAD.match(k) for k in info["unexpected_keys"]):
             model = _with_head(model, config, source, options)
         if not missing:
-            return _plain(model) if source.kind == "gguf" else model
+            return plain(model) if source.kind == "gguf" else model
         if position == 0:
             lacking = missing
     raise InputError(
@@ -227,21 +207,10 @@ def _with_head(model: Any, config: Any, source: Source, options: dict[str, Any])
     return model
 
 
-def _plain(model: Any) -> Any:
-    """A model read from GGUF has ordinary tensors; without these marks it saves and moves as such."""
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.hf_quantizer = None
-    for mark in ("is_quantized", "_is_quantized"):
-        if getattr(model, mark, False):
-            setattr(model, mark, False)
-    return model
-
-
 def _convert(gguf: Path, target: Path) -> None:
     """A GGUF file as a folder of fp32 safetensors with its tokenizer."""
     source = Source(gguf.name, "gguf", str(gguf.parent), file=gguf.name)
-    with _quiet(), explained(source):
+    with _quiet(source), explained(source):
         model = _read(source, torch.float32, False, None, False)
         tokenizer = _tokenizer(source, model, False)
         check_finite(model)
@@ -270,7 +239,7 @@ def _tokenizer(source: Source, model: Any, trust: bool) -> Any:
         return None
     tokenizer = transformers.AutoTokenizer.from_pretrained(source.place, **options)
     if source.kind == "gguf":
-        _mend_digits(tokenizer, Path(source.place) / str(source.file))
+        mend_digits(tokenizer, Path(source.place) / str(source.file))
     return tokenizer
 
 
@@ -286,21 +255,8 @@ def _has_file(source: Source, names: tuple[str, ...], options: dict[str, Any]) -
     )
 
 
-def _mend_digits(tokenizer: Any, gguf: Path) -> None:
-    """Cut single digits first where the GGUF file's pre-tokenizer does: transformers rebuilds these files'
-    tokenizers with GPT-2's pattern alone, which joins the spaces before a number in another way."""
-    from gguf import GGUFReader
-    from tokenizers import pre_tokenizers as pre
-
-    field = GGUFReader(str(gguf)).fields.get("tokenizer.ggml.pre")
-    if field is not None and bytes(field.parts[field.data[0]]).decode() in _GPT2_DIGITS:
-        tokenizer.backend_tokenizer.pre_tokenizer = pre.Sequence(
-            [pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False, use_regex=True)]
-        )
-
-
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet(source: Source) -> Iterator[None]:
     """No progress bars and load reports while reading: what matters in them is checked and raised here."""
     from transformers.utils import logging
 
@@ -308,7 +264,8 @@ def _quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with read_once() if source.kind == "gguf" else nullcontext():
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

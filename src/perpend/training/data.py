@@ -104,7 +104,7 @@ def prepare(
         tokenizer: a folder or hub name that transformers' AutoTokenizer loads; None trains a byte-level BPE
             of `vocab` entries on the first 64 MB of the training documents.
         valid: the share of documents kept for validation.
-        limit: stop after about this many training tokens.
+        limit: stop after about this many training tokens (a few MB of text at a time).
 
     Raises:
         InputError: no text, too little of it, or `out` prepared from something else.
@@ -174,7 +174,7 @@ def _prepare(
                     os.fsync(file.fileno())
                 write_atomically(partial, json.dumps(done))
                 advance(done["train"] - before)
-                if limit is not None and done["train"] >= limit:
+                if limit is not None and done["train"] >= limit and done["valid"]:
                     break
     finally:
         for file in files.values():
