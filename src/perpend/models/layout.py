@@ -77,7 +77,7 @@ class Block:
 
 def family(model: nn.Module) -> Family:
     """The family record of a model's text decoder (or encoder); its InputError says how to add one."""
-    found = _record(model)
+    found = family_or_none(model)
     if found is None:
         raise InputError(how_to_add(model))
     return found
@@ -89,7 +89,7 @@ def blocks(model: nn.Module) -> tuple[Block, ...]:
     In a multimodal wrapper these are the decoder's, never the vision tower's. Without an adapter the longest
     list of like modules is taken, and the blocks have no parts. Raises InputError if there is no such list.
     """
-    found = _record(model)
+    found = family_or_none(model)
     _, name, modules = locate(model, found)
     count = getattr(text_config(model), found.repeats) if found and found.repeats else len(modules)
     return tuple(
@@ -99,7 +99,7 @@ def blocks(model: nn.Module) -> tuple[Block, ...]:
 
 def parts_of(model: nn.Module) -> tuple[str, ...]:
     """The parts that can be seen in this model: all three, or the block alone without an adapter."""
-    return PARTS if _record(model) is not None else ("block",)
+    return PARTS if family_or_none(model) is not None else ("block",)
 
 
 def text_config(model: nn.Module) -> Any:
@@ -109,7 +109,8 @@ def text_config(model: nn.Module) -> Any:
     return inner(decoder=True) if inner is not None else config
 
 
-def _record(model: nn.Module) -> Family | None:
+def family_or_none(model: nn.Module) -> Family | None:
+    """The family record that fits the model's config, None without one."""
     config = text_config(model)
     kind = getattr(config, "model_type", None)
     for record in known():

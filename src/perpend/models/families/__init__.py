@@ -51,6 +51,7 @@ class Family:
     attn_update: str  # the submodule whose output attention adds to the stream
     mlp_update: str  # the submodule whose output the MLP adds to the stream
     out_proj: str  # W_O
+    gate: str = ""  # the linear whose upper half in each head, through a sigmoid, multiplies what W_O reads
     mlp: str = ""  # the MLP as one module, where there is one
     mid: str = ""  # the submodule that reads the mid-stream; empty in parallel blocks (mid = block input)
     sums: tuple[str, str] = ("", "")  # post_norm: the norms that read x + a and mid + m

@@ -12,6 +12,7 @@ QWEN3_NEXT = replace(
     attention="self_attn|linear_attn",
     attn_update="self_attn|linear_attn",
     out_proj="self_attn.o_proj|linear_attn.out_proj",
+    gate="self_attn.q_proj",
     norm_offset=1.0,
     scale_groups=(
         ScaleGroup(
