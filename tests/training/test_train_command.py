@@ -1,0 +1,106 @@
+"""`perpend train` from the command line: a comparison, its report, a plan, interruption and refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from perpend.cli import run
+from perpend.runs import Run
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    generator = torch.Generator().manual_seed(0)
+    words = ["one", "ring", "to", "rule", "them", "all", "and", "in", "the", "darkness", "bind"]
+    for number in range(8):
+        picks = torch.randint(len(words), (600,), generator=generator).tolist()
+        (folder / f"{number}.txt").write_text(" ".join(words[i] for i in picks))
+    return folder
+
+
+def arguments(corpus, out, *more: str) -> list[str]:
+    small = ["--size", "tiny", "--vocab", "270", "--valid", "0.25", "--steps", "6", "--batch", "4"]
+    often = ["--context", "32", "--eval-every", "2", "--eval-sequences", "4", "--save-every", "2"]
+    return ["train", "--text", str(corpus), *small, *often, "--out", str(out), *more]
+
+
+def test_a_comparison_leaves_models_tables_and_a_report(corpus, tmp_path, capsys):
+    out = tmp_path / "run"
+    more = ("--compare", "baseline,value-full", "--seeds", "2", "--snapshot-every", "2", "--json")
+    assert run(arguments(corpus, out, *more)) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["results"]["variants"] == ["baseline", "value-full"]
+    assert document["results"]["seeds"] == [0, 1]
+    assert [row["budget"] for row in document["results"]["paired"]] == ["tokens", "wall clock", "processor"]
+    finished = Run.open(out)
+    assert len(finished.tables["curves"]) == 2 * 2 * 3
+    assert finished.tables["runs"]["tokens"].unique().tolist() == [6 * 4 * 32]
+    for name in ("baseline-0", "value-full-1"):
+        assert (out / "models" / name / "final/config.json").is_file()
+        steps = sorted(p.name for p in (out / "models" / name / "snapshots").iterdir())
+        assert steps == ["step-0000002", "step-0000004"]
+    page = (out / "report.html").read_text()
+    for title in ("Loss at equal tokens", "Loss at equal time", "Paired differences"):
+        assert title in page
+
+
+def test_an_interrupted_comparison_goes_on(corpus, tmp_path, capsys, monkeypatch):
+    from perpend.training import trainer
+
+    out, evaluate = tmp_path / "run", trainer._Training._evaluate
+
+    def stopped(self):
+        if self.variant == "residual":
+            raise KeyboardInterrupt
+        evaluate(self)
+
+    monkeypatch.setattr(trainer._Training, "_evaluate", stopped)
+    assert run(arguments(corpus, out, "--compare", "baseline,residual")) == 130
+    assert "--resume" in capsys.readouterr().err
+    finished = (out / "models/baseline-0/final/model.safetensors").stat().st_mtime_ns
+    monkeypatch.setattr(trainer._Training, "_evaluate", evaluate)
+    assert run(arguments(corpus, out, "--compare", "baseline,residual", "--resume")) == 0
+    assert (out / "models/baseline-0/final/model.safetensors").stat().st_mtime_ns == finished
+    assert "one seed" in capsys.readouterr().out
+
+
+def test_the_plan_of_the_papers_run_needs_no_gpu(capsys):
+    more = ["--compare", "baseline,value-exclude-self", "--gpus", "8xH100"]
+    assert run(["train", "--size", "2.7B", "--plan", "--json", *more]) == 0
+    document = json.loads(capsys.readouterr().out)
+    for row in document["plan"]:
+        assert row["parameters"] == 2_669_447_680
+        assert row["tokens"] == 200_000 * 256 * 2048
+        assert 20 < row["memory_GB"] < 75
+        assert 100 < row["hours_a_run"] < 200
+    assert document["hours"] == pytest.approx(sum(row["hours_a_run"] for row in document["plan"]))
+
+
+def test_a_plan_for_this_machine_is_measured(capsys):
+    assert run(["train", "--size", "tiny", "--steps", "100", "--plan", "--json"]) == 0
+    assert 0 < json.loads(capsys.readouterr().out)["hours"] < 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["--compare", "baseline,value-ful"], "value-full"),
+        (["--size", "1.4b"], "1.4B"),
+        (["--compare", "baseline,baseline"], "once"),
+        (["--warmup", "6"], "shorter than the run"),
+        (["--plan", "--gpus", "8xVoodoo"], "H100"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(corpus, tmp_path, capsys, wrong, told):
+    assert run(arguments(corpus, tmp_path / "run", *wrong)) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_text_is_asked_for(tmp_path, capsys):
+    assert run(["train", "--out", str(tmp_path / "run")]) == 2
+    assert "--text" in capsys.readouterr().err
