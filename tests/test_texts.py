@@ -91,7 +91,7 @@ def test_bos_is_settable_and_a_mistake_is_warned_about() -> None:
 
 
 def test_a_model_known_to_want_a_bos_is_warned_about() -> None:
-    """A tokenizer that lost its BOS on the way, beside a model that the catalog knows was trained with one."""
+    """A tokenizer that lost its BOS, beside a model that the catalog knows was trained with one."""
     model = SimpleNamespace(
         perpend_source=SimpleNamespace(entry=SimpleNamespace(adds_bos=True)),
         config=SimpleNamespace(vocab_size=45),
@@ -360,7 +360,7 @@ def test_data_sets_are_read_as_documents(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_paper_has_more_sequences_than_the_text(shared: Path) -> None:
-    """2,000 sequences of 192 tokens are more than WikiText's validation set holds, at any tokenizer of words."""
+    """2,000 sequences of 192 tokens are more than the validation set of WikiText holds."""
     from perpend.models._wheel import cached_folder, sealed
     from perpend.models.catalog import CATALOG, DEFAULT
 

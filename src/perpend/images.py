@@ -155,9 +155,7 @@ def image_batches(
     used: list[Path] = []
     digests: list[str] = []
     failures: list[str] = []
-    ready: ImageBatch | None = (
-        None  # one batch is held back: failures after it belong to it if it is the last
-    )
+    ready: ImageBatch | None = None  # held back: failures after the last batch belong to it
 
     def batch() -> ImageBatch:
         made = ImageBatch(

@@ -74,7 +74,7 @@ def _hub_trouble(source: Source, error: BaseException) -> str | None:
     kinds = {type(e).__name__ for e in chain}
     url = f"https://huggingface.co/{source.place}"
     text = " ".join(str(e) for e in chain)
-    if "GatedRepoError" in kinds or "gated repo" in text:
+    if "GatedRepoError" in kinds:
         return f"{source.place} is gated: accept its licence at {url}, then 'hf auth login' (or set HF_TOKEN)"
     if "RevisionNotFoundError" in kinds:
         return f"{source.place} has no revision {source.revision!r}; its branches and tags: {url}/tree/main"

@@ -62,8 +62,6 @@ def load(
     Raises InputError or PerpendError, with what to do, for anything that cannot be loaded whole: weights that
     are missing, NaN or infinite included.
     """
-    from perpend.training.export import apply_if_variant
-
     place = _device(device)
     kind = _dtype(dtype, place)
     source = resolve(name, revision, _convert)
@@ -76,12 +74,14 @@ def load(
     model.eval()
     model.perpend_source = source
     if source.kind == "folder":
+        from perpend.training.export import apply_if_variant
+
         apply_if_variant(model, source.place)
     return model, tokenizer
 
 
 def _device(device: str | torch.device | None) -> str | torch.device:
-    """ "auto", or a device that is there."""
+    """A device that is there, or "auto" as it is."""
     if device is None:
         device = distributed.local_device() or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "auto":
