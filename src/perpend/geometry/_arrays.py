@@ -1,7 +1,7 @@
 """The border between arrays and formulas: NumPy or torch in, the same kind out, input checked once.
 
 Every formula of perpend.geometry is written once, in torch. A public function takes its arguments through
-`Kind`, checks them (`logs`, `closed_logs`, `probabilities`) and gives the result back in the kind it got.
+`Kind`, checks them (`positive`, `closed_logs`, `probabilities`) and gives the result back in the kind it got.
 
 Precision: integers and lists become float64, half precision is raised to float32, float32 and float64 stay.
 """
@@ -32,14 +32,15 @@ class Kind:
 
     is_torch: bool
     device: torch.device | None = None
+    room: float = SUM_TOLERANCE[torch.float64]  # for the sum of a row, by the coarsest precision given
 
     @classmethod
     def of(cls, *arrays: Array) -> Kind:
         """torch if any argument is a tensor, else NumPy."""
-        for array in arrays:
-            if isinstance(array, Tensor):
-                return cls(True, array.device)
-        return cls(False)
+        tensors = [array for array in arrays if isinstance(array, Tensor)]
+        rooms = [SUM_TOLERANCE.get(_as_tensor(array).dtype, 0.0) for array in arrays]
+        room = max(rooms, default=0.0) or SUM_TOLERANCE[torch.float64]
+        return cls(bool(tensors), tensors[0].device if tensors else None, room)
 
     def take(self, array: Array, dtype: torch.dtype | None = None) -> Tensor:
         """`array` as a floating tensor of at least single precision, sharing memory where it can."""
@@ -104,102 +105,96 @@ def sink_parts(sink: Sink, count: int) -> tuple[list[int], list[int]]:
     return indices, [index for index in range(count) if index not in set(indices)]
 
 
-def check_numbers(values: Tensor, name: str) -> None:
-    """Refuse NaN and infinity, with their number and the place of the first."""
-    _refuse(
-        ~torch.isfinite(values), name, "NaN or infinite value", "find where they arise before comparing rows"
-    )
-
-
-def probabilities(rows: Tensor, *, log: bool = False, name: str = "rows", closed: bool = True) -> Tensor:
-    """Non-negative rows, re-closed. With `closed`, refuse rows that do not sum to one.
+def probabilities(
+    rows: Tensor, *, log: bool = False, name: str = "rows", room: float | None = None
+) -> Tensor:
+    """Non-negative rows, re-closed. With `room`, rows whose sum lies farther than that from one are refused.
 
     With `log` the rows are log-probabilities or logits: any constant per row is removed by the closure.
     """
     parts(rows, name=name)
     if log:
         return torch.softmax(_check_logs(rows, name), dim=-1)
-    check_numbers(rows, name)
-    _refuse(
-        rows < 0,
-        name,
-        "negative part",
-        "a composition has none; pass log=True if these are log-probabilities",
-    )
+    _check_non_negative(rows, name)
     total = rows.sum(-1, keepdim=True)
-    _refuse(total == 0, name, "row with no mass", "leave such rows out and count them")
-    if closed:
-        off = (total - 1).abs() > SUM_TOLERANCE[rows.dtype]
-        _refuse(
-            off,
-            name,
-            "row that does not sum to one",
-            f"close them first (perpend.geometry.closure), or pass log=True for logits; "
-            f"largest deviation {float((total.detach() - 1).abs().max()):.3g}"
-            if rows.numel()
-            else "",
-        )
+    _refuse(total == 0, name, *_MASSLESS)
+    if room is not None:
+        off = (total.detach() - 1).abs()
+        remedy = "close them first (perpend.geometry.closure), or pass log=True for logits; largest deviation"
+        worst = float(off.max()) if off.numel() else 0.0
+        _refuse(off > room, name, "row that does", "rows that do", f"{remedy} {worst:.3g}", " not sum to one")
     return rows / total
 
 
-def logs(rows: Tensor, *, log: bool = False, name: str = "rows") -> Tensor:
-    """The logarithms of positive rows (any scale), for functions of log-ratios: zeros are refused."""
+def positive(rows: Tensor, *, log: bool = False, name: str = "rows") -> Tensor:
+    """`rows` if every part is positive (every log finite), as log-ratios need; else InputError."""
     parts(rows, name=name)
     remedy = (
         "log-ratios need positive parts: keep a support on which every part is positive, pass "
         "log-probabilities with log=True, or replace the zeros (perpend.geometry.replace_zeros)"
     )
     if log:
-        values = _check_logs(rows, name)
-        _refuse(torch.isneginf(values), name, "zero (log = -inf)", remedy)
-        return values
-    check_numbers(rows, name)
-    _refuse(
-        rows < 0,
-        name,
-        "negative part",
-        "a composition has none; pass log=True if these are log-probabilities",
+        _refuse(torch.isneginf(_check_logs(rows, name)), name, "zero", "zeros", remedy, " (log = -inf)")
+        return rows
+    _check_non_negative(rows, name)
+    _refuse(rows == 0, name, "zero", "zeros", remedy)
+    return rows
+
+
+def log_ratios(rows: Tensor, *, log: bool = False) -> Tensor:
+    """log(xᵢ/x₀) of positive rows: their logs on a scale of their own, for functions of log-ratios.
+
+    Near the first part log1p((xᵢ − x₀)/x₀) keeps the digits that log xᵢ − log x₀ would lose, so a nearly
+    uniform row keeps its direction.
+    """
+    first = rows[..., :1]
+    if log:
+        return rows - first
+    near = (rows > first / 2) & (rows < first * 2)
+    return torch.where(
+        near, torch.log1p(torch.where(near, rows - first, 0.0) / first), rows.log() - first.log()
     )
-    _refuse(rows == 0, name, "zero", remedy)
-    return rows.log()
 
 
-def closed_logs(rows: Tensor, *, log: bool = False, name: str = "rows") -> tuple[Tensor, Tensor]:
+def closed_logs(
+    rows: Tensor, *, log: bool = False, name: str = "rows", room: float | None = None
+) -> tuple[Tensor, Tensor]:
     """(p, log p) of re-closed rows; where p = 0 the log is given as 0, so p·log p = 0, with a gradient."""
-    p = probabilities(rows, log=log, name=name)
+    p = probabilities(rows, log=log, name=name, room=room)
     if log:
         log_p = torch.log_softmax(rows, dim=-1)
         return p, torch.where(torch.isneginf(log_p), 0.0, log_p)
     return p, torch.where(p > 0, p, 1.0).log()
 
 
+def check_numbers(values: Tensor, name: str) -> None:
+    """Refuse NaN and infinity, with their number and the place of the first."""
+    what = "NaN or infinite value"
+    _refuse(~torch.isfinite(values), name, what, f"{what}s", "find where they arise before comparing rows")
+
+
+_MASSLESS = ("row with no mass", "rows with no mass", "leave such rows out and count them")
+
+
+def _check_non_negative(rows: Tensor, name: str) -> None:
+    check_numbers(rows, name)
+    remedy = "a composition has none; pass log=True if these are log-probabilities"
+    _refuse(rows < 0, name, "negative part", "negative parts", remedy)
+
+
 def _check_logs(rows: Tensor, name: str) -> Tensor:
-    _refuse(
-        torch.isnan(rows) | torch.isposinf(rows),
-        name,
-        "NaN or +inf among log-probabilities",
-        "find where they arise",
-    )
-    _refuse(
-        torch.isneginf(rows).all(-1, keepdim=True),
-        name,
-        "row with no mass",
-        "leave such rows out and count them",
-    )
+    bad = torch.isnan(rows) | torch.isposinf(rows)
+    _refuse(bad, name, "NaN or +inf", "NaN or +inf", "find where they arise", " among the log-probabilities")
+    _refuse(torch.isneginf(rows).all(-1, keepdim=True), name, *_MASSLESS)
     return rows
 
 
-def _refuse(bad: Tensor, name: str, what: str, remedy: str) -> None:
+def _refuse(bad: Tensor, name: str, one: str, many: str, remedy: str, rest: str = "") -> None:
+    """InputError if any entry of `bad` is true: how many, where the first, and what to do."""
     if not bool(bad.any()):
         return
     count = int(bad.sum())
     first = tuple(bad.nonzero()[0].tolist())
-    words = what.split(" ", 1)
-    what = (
-        what
-        if count == 1
-        else f"{words[0]}s {words[1]}"
-        if words[0] in ("row", "zero") and len(words) > 1
-        else f"{what}s"
+    raise InputError(
+        f"{name}: {count} {one if count == 1 else many}{rest} (first at index {first}); {remedy}"
     )
-    raise InputError(f"{name}: {count} {what} (first at index {first}); {remedy}")

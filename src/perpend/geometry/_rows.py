@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ._arrays import Sink, logs, parts, probabilities, sink_parts
+from ._arrays import Array, Kind, Sink, log_ratios, parts, positive, probabilities, sink_parts
 from .sink import drop
 
 POLICIES = ("keep", "drop")
@@ -29,12 +29,22 @@ class Rows:
     policy: str = "keep"
     weight: float | None = None
     name: str = "rows"
+    room: float | None = None
 
     @classmethod
     def checked(
-        cls, values: Tensor, log: bool, sink: Sink | None, policy: str, weight: float | None, name: str
+        cls,
+        kind: Kind,
+        rows: Array,
+        *,
+        log: bool,
+        sink: Sink | None,
+        policy: str,
+        weight: float | None,
+        name: str = "rows",
     ) -> Rows:
         """Rows with their conventions checked; the values are checked where a metric reads them."""
+        values = kind.take(rows).double()
         parts(values, 2, name)
         if policy not in POLICIES:
             raise InputError(f"unknown sink policy {policy!r}; known: {', '.join(POLICIES)}")
@@ -42,22 +52,22 @@ class Rows:
             sink_parts(sink, values.shape[-1])
         elif policy == "drop":
             raise InputError("policy 'drop' needs to know the sink: pass sink=0, or the indices of a block")
-        return cls(values.double(), log, sink, policy, weight, name)
+        return cls(values, log, sink, policy, weight, name, kind.room)
 
     @cached_property
     def probabilities(self) -> Tensor:
         """The compared composition, summing to one; a row that does not is refused."""
-        p = probabilities(self.values, log=self.log, name=self.name)
+        p = probabilities(self.values, log=self.log, name=self.name, room=self.room)
         if self.policy == "keep":
             return p
         left = drop(self.values if self.log else p, self.sink)
-        return probabilities(left, log=self.log, name=f"content of {self.name}", closed=False)
+        return probabilities(left, log=self.log, name=f"content of {self.name}")
 
     @cached_property
     def logs(self) -> Tensor:
-        """Logs of the compared parts, positive and of any scale."""
-        values = logs(self.values, log=self.log, name=self.name)
-        return values if self.policy == "keep" else drop(values, self.sink)
+        """Logs of the compared parts, which must be positive, on a scale of their own."""
+        values = positive(self.values, log=self.log, name=self.name)
+        return log_ratios(values if self.policy == "keep" else drop(values, self.sink), log=self.log)
 
     @cached_property
     def content_logs(self) -> Tensor:

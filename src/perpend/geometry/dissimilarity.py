@@ -38,10 +38,10 @@ def pairwise(
     """
     kind = Kind.of(rows)
     chosen = metric_named(metric)
-    x = kind.take(rows)
-    if x.ndim < 2:
-        raise InputError(f"rows must have shape (..., n, parts), got {tuple(x.shape)}")
-    view = Rows.checked(x, log, sink, policy, _weight(chosen, weight), "rows")
+    weight = _weight(chosen, weight)
+    view = Rows.checked(kind, rows, log=log, sink=sink, policy=policy, weight=weight)
+    if view.values.ndim < 2:
+        raise InputError(f"rows must have shape (..., n, parts), got {tuple(view.values.shape)}")
     return kind.give(chosen.matrix(view))
 
 
@@ -58,14 +58,13 @@ def dissimilarity(
     """The dissimilarity of p and q (..., parts), broadcasting over batch axes; arguments as in `pairwise`."""
     kind = Kind.of(p, q)
     chosen = metric_named(metric)
-    x, y = kind.take(p), kind.take(q)
-    same_parts(x, y)
-    lam = _weight(chosen, weight)
-    return kind.give(
-        chosen.between(
-            Rows.checked(x, log, sink, policy, lam, "p"), Rows.checked(y, log, sink, policy, lam, "q")
-        )
+    weight = _weight(chosen, weight)
+    x, y = (
+        Rows.checked(kind, rows, log=log, sink=sink, policy=policy, weight=weight, name=name)
+        for rows, name in ((p, "p"), (q, "q"))
     )
+    same_parts(x.values, y.values)
+    return kind.give(chosen.between(x, y))
 
 
 def _weight(metric: Metric, weight: float | None) -> float | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._arrays import Array, Kind, Sink, closed_logs, parts, probabilities, sink_parts
+from ._arrays import Array, Kind, Sink, closed_logs, parts, sink_parts
 from .sink import drop
 
 
@@ -34,7 +34,7 @@ class SplitEntropy(NamedTuple):
 def entropy(rows: Array, *, log: bool = False) -> Array:
     """H(p) = −Σ pᵢ log pᵢ in nats, (..., parts) → (...); zeros add nothing. Rows must sum to one."""
     kind = Kind.of(rows)
-    return kind.give(_entropy(*closed_logs(kind.take(rows), log=log)))
+    return kind.give(_entropy(*closed_logs(kind.take(rows), log=log, room=kind.room)))
 
 
 def split_entropy(rows: Array, sink: Sink = 0, *, log: bool = False) -> SplitEntropy:
@@ -46,7 +46,7 @@ def split_entropy(rows: Array, sink: Sink = 0, *, log: bool = False) -> SplitEnt
     """
     kind = Kind.of(rows)
     x = kind.take(rows)
-    p, log_p = closed_logs(x, log=log)
+    p, log_p = closed_logs(x, log=log, room=kind.room)
     inside, _ = sink_parts(sink, parts(p, 2))
     if log:
         log_content = torch.log_softmax(x, -1)
@@ -57,7 +57,7 @@ def split_entropy(rows: Array, sink: Sink = 0, *, log: bool = False) -> SplitEnt
         binary = -_xlogx(s) - c * log_c
     else:
         pi_mass = drop(p, sink)
-        pi, log_pi = closed_logs(probabilities(pi_mass, closed=False, name="content of rows"))
+        pi, log_pi = closed_logs(pi_mass, name="content of rows")
         s, c = p[..., inside].sum(-1), pi_mass.sum(-1)
         binary = -_xlogx(s) - _xlogx(c)
     return kind.give(SplitEntropy(_entropy(p, log_p), binary, _entropy(pi, log_pi), s))

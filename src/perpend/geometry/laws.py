@@ -1,8 +1,8 @@
 """The laws a dissimilarity of rows may keep: each a statement, and a measure of how far it is broken.
 
-A law takes a dissimilarity δ: (rows, rows) → values and a `Draw` of compositions, and gives the excess by which
-each draw breaks it, relative: 0 where it is kept, of order 1 where it is badly broken. So a metric that declares
-a law can be tested for it, and one that does not can be shown to fail by the draw with the largest excess.
+A law takes a dissimilarity δ: (rows, rows) → values and a `Draw` of compositions, and gives the excess by
+which each draw breaks it, relative: 0 where it is kept, of order 1 where it is badly broken. So a metric that
+declares a law can be tested for it, and one that does not can be shown to fail by the worst draw.
 
 Source: axioms A1–A5 of Theorem 2, Proposition 2 and Corollary 2 of arXiv 2608.14712. Part 0 is the sink.
 """
@@ -59,7 +59,8 @@ class Law:
 
 def _relative(x: Tensor, y: Tensor) -> Tensor:
     scale = x.abs() + y.abs()
-    return torch.where(scale > 0, (x - y).abs() / scale.clamp_min(1e-300), 0.0)
+    # A value a million times below the others is rounding, not a law broken.
+    return (x - y).abs() / scale.clamp_min(1e-6 * float(scale.max()) + 1e-300)
 
 
 def _closed(x: Tensor) -> Tensor:
@@ -81,7 +82,9 @@ def _triangle(delta: Delta, draw: Draw) -> Tensor:
     worst = torch.zeros_like(straight)
     for middle in (draw.q, (draw.p + draw.r) / 2, _closed((draw.p * draw.r).sqrt())):
         detour = delta(draw.p, middle) + delta(middle, draw.r)
-        worst = torch.maximum(worst, (straight - detour) / straight.clamp_min(1e-300))
+        worst = torch.maximum(
+            worst, (straight - detour) / straight.clamp_min(1e-6 * float(straight.max()) + 1e-300)
+        )
     return worst
 
 
@@ -131,7 +134,7 @@ def _dominance(delta: Delta, draw: Draw) -> Tensor:
             if draw.needs_sink and kept[0] != 0:
                 continue
             part = delta(_closed(draw.p[:, kept]), _closed(draw.q[:, kept]))
-            worst = torch.maximum(worst, (part - whole) / part.clamp_min(1e-300))
+            worst = torch.maximum(worst, (part - whole) / part.clamp_min(1e-6 * float(part.max()) + 1e-300))
     return worst
 
 

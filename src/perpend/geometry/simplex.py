@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ._arrays import Array, Kind, Sink, check_numbers, logs, parts, probabilities, sink_parts
+from ._arrays import Array, Kind, Sink, check_numbers, log_ratios, parts, positive, probabilities, sink_parts
 
 
 def closure(x: Array, *, log: bool = False) -> Array:
@@ -34,14 +34,15 @@ def closure(x: Array, *, log: bool = False) -> Array:
     """
     kind = Kind.of(x)
     rows = kind.take(x)
-    closed = probabilities(rows, log=log, closed=False)
+    closed = probabilities(rows, log=log)
     return kind.give(torch.log_softmax(rows, -1) if log else closed)
 
 
 def perturb(p: Array, q: Array, *, log: bool = False) -> Array:
     """p ⊕ q = C(p·q): addition of the simplex; a shared logit bias u perturbs by C(eᵘ) (Proposition 2(i))."""
     kind = Kind.of(p, q)
-    total = logs(kind.take(p), log=log, name="p") + logs(kind.take(q), log=log, name="q")
+    x, y = kind.take(p), kind.take(q)
+    total = logs(x, log=log, name="p") + logs(y, log=log, name="q")
     return kind.give(_exp_closure(total, log))
 
 
@@ -168,14 +169,19 @@ def replace_zeros(rows: Array, epsilon: float = 1e-6) -> Replaced:
     Source: Martín-Fernández, Barceló-Vidal, Pawlowsky-Glahn, Math. Geol. 35(3), 2003.
     """
     kind = Kind.of(rows)
-    closed = probabilities(kind.take(rows), closed=False)
+    closed = probabilities(kind.take(rows))
     zero = closed == 0
-    share = epsilon * zero.sum(-1, keepdim=True)
+    share = epsilon * zero.sum(-1, keepdim=True, dtype=closed.dtype)
     if not epsilon > 0 or bool((share >= 1).any()):
         raise InputError(
             f"epsilon {epsilon!r} must be positive and leave mass to the other parts; choose a smaller one"
         )
     return Replaced(kind.give(torch.where(zero, epsilon, closed * (1 - share))), int(zero.sum()))
+
+
+def logs(rows: Tensor, *, log: bool = False, name: str = "rows") -> Tensor:
+    """The logs of checked positive rows, on a scale of their own (`log_ratios`)."""
+    return log_ratios(positive(rows, log=log, name=name), log=log)
 
 
 def centred(values: Tensor) -> Tensor:

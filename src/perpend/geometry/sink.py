@@ -14,14 +14,14 @@ import math
 import torch
 from torch import Tensor
 
-from ._arrays import Array, Kind, Sink, logs, parts, probabilities, sink_parts
-from .simplex import centred, norm, same_parts
+from ._arrays import Array, Kind, Sink, log_ratios, parts, positive, probabilities, sink_parts
+from .simplex import centred, logs, norm, same_parts
 
 
 def sink_mass(rows: Array, sink: Sink = 0, *, log: bool = False) -> Array:
     """s = the sum of the sink's parts, (..., parts) → (...). Rows must sum to one (any logits with `log`)."""
     kind = Kind.of(rows)
-    p = probabilities(kind.take(rows), log=log)
+    p = probabilities(kind.take(rows), log=log, room=kind.room)
     return kind.give(p[..., sink_parts(sink, parts(p, 2))[0]].sum(-1))
 
 
@@ -40,17 +40,15 @@ def content(rows: Array, sink: Sink = 0, *, log: bool = False) -> Array:
     x = kind.take(rows)
     if log:
         return kind.give(torch.log_softmax(drop(_finite_rows(x), sink), -1))
-    return kind.give(
-        probabilities(drop(probabilities(x, closed=False), sink), closed=False, name="content of rows")
-    )
+    return kind.give(probabilities(drop(probabilities(x), sink), name="content of rows"))
 
 
 def content_distance(p: Array, q: Array, sink: Sink = 0, *, log: bool = False) -> Array:
     """d_A⊥(p, q) = d_A of the content subcompositions, whatever the sinks' masses (Proposition 2(iii))."""
     kind = Kind.of(p, q)
-    x, y = logs(kind.take(p), log=log, name="p"), logs(kind.take(q), log=log, name="q")
+    x, y = positive(kind.take(p), log=log, name="p"), positive(kind.take(q), log=log, name="q")
     same_parts(x, y)
-    return kind.give(norm(centred(drop(x, sink)) - centred(drop(y, sink))))
+    return kind.give(norm(_content_clr(x, sink, log) - _content_clr(y, sink, log)))
 
 
 def content_dispersion(rows: Array, sink: Sink = 0, *, log: bool = False) -> Array:
@@ -59,7 +57,7 @@ def content_dispersion(rows: Array, sink: Sink = 0, *, log: bool = False) -> Arr
     It orders by log-ratio dispersion, not by majorization (Remark 1): no substitute for the content entropy.
     """
     kind = Kind.of(rows)
-    return kind.give(norm(centred(drop(logs(kind.take(rows), log=log), sink))))
+    return kind.give(norm(_content_clr(positive(kind.take(rows), log=log), sink, log)))
 
 
 def drop(values: Tensor, sink: Sink) -> Tensor:
@@ -75,6 +73,10 @@ def balance(log_rows: Tensor, sink: Sink) -> Tensor:
     inside, outside = sink_parts(sink, parts(log_rows, 2))
     r, m = len(inside), len(outside)
     return math.sqrt(r * m / (r + m)) * (log_rows[..., inside].mean(-1) - log_rows[..., outside].mean(-1))
+
+
+def _content_clr(rows: Tensor, sink: Sink, log: bool) -> Tensor:
+    return centred(log_ratios(drop(rows, sink), log=log))
 
 
 def _finite_rows(log_rows: Tensor) -> Tensor:
