@@ -76,7 +76,8 @@ class Job:
         text = texts.read_text(self.options.get("text"))
         if self.tokenizer is None:
             raise InputError(f"{self.model_name} has no tokenizer, so it cannot read text")
-        return texts.sequences(text, self.tokenizer, length=self.options["length"], bos=self.options["bos"])
+        cut = {"length": self.options["length"], "bos": self.options["bos"]}
+        return texts.sequences(text, self.tokenizer, model=self.model, **cut)
 
     def tokens(self, seed: int = 0, count: int | None = None) -> Tensor:
         """[n, T] token ids of this seed; n is --sequences unless `count` says otherwise."""
@@ -106,6 +107,8 @@ class Job:
             "sha256": cut.text.sha256,
             "length": cut.length,
             "bos": cut.bos,
+            "opening": list(cut.opening),
+            "notes": list(cut.notes),
             "sequences": self.options["sequences"],
             "available": len(cut.tokens),
         }
