@@ -149,9 +149,7 @@ def test_common_words_are_the_common_ones(length, encoder):
         counts = Counter(re.findall(r"\d+\. (\S+)", text[: text.index("\nQuestion")]))
         assert {word for word, _ in counts.most_common(10)} == set(sample.outputs)
         assert {counts[word] for word in sample.outputs} == {6 if length < 4096 else 30}
-        assert {counts[word] for word in counts if word not in sample.outputs} == {
-            1 if length < 4096 else 3
-        }
+        assert {counts[word] for word in counts if word not in sample.outputs} == {1 if length < 4096 else 3}
 
 
 def test_frequent_words_are_the_frequent_ones(made):

@@ -23,6 +23,7 @@ from perpend.evaluation.result import TaskScores
 _NAME = re.compile(
     r"^(?:task|group|tag):[ \t]*([\w.+-]+)[ \t]*$|^tag:[ \t]*\n((?:[ \t]*-[ \t]*[\w.+-]+[ \t]*\n)+)", re.M
 )
+HEADLINES = ("acc_norm", "acc", "exact_match_strict", "exact_match", "f1", "em", "mcc", "word_perplexity")
 SHORT = {"truthfulqa": ("truthfulqa_mc1", "truthfulqa_mc2")}
 
 
@@ -115,30 +116,28 @@ def _near(name: str, known: list[str]) -> list[str]:
 
 
 def _scores(name: str, output: dict[str, Any], context: int | None) -> TaskScores:
-    samples = output["samples"][name]
-    config = output["configs"][name]
-    filters = list(dict.fromkeys(one["filter"] for one in samples))
+    samples, config = output["samples"][name], output["configs"][name]
+    rules = list(dict.fromkeys(one["filter"] for one in samples))
     items: dict[str, list[Any]] = {}
-    for rule in filters:
+    aggregates: dict[str, float] = {}
+    for rule in rules:
         rows = sorted((one for one in samples if one["filter"] == rule), key=lambda one: one["doc_id"])
         items.setdefault("item", [one["doc_id"] for one in rows])
+        items.setdefault("gold_ll", [_gold(one) for one in rows])
         for metric in rows[0]["metrics"]:
+            label = metric if len(rules) == 1 else f"{metric}_{rule.split('-')[0]}"
             values = [one[metric] for one in rows]
-            if all(isinstance(value, (int, float, bool)) for value in values):
-                label = metric if len(filters) == 1 else f"{metric}_{rule.split('-')[0]}"
+            if metric != "perplexity" and all(isinstance(value, (int, float)) for value in values):
                 items[label] = [float(value) for value in values]
-    metrics = tuple(key for key in items if key not in ("item", "perplexity"))
-    if not metrics:
-        raise InputError(
-            f"{name} reports {', '.join(rows[0]['metrics'])}, which are not one number per item; "
-            "run lm-evaluation-harness itself for it"
-        )
-    golds = [_gold(one) for one in samples[: len(items["item"])]]
-    items["gold_ll"] = golds
-    headline = next(
-        (one for one in ("acc_norm", "acc", "exact_match_strict", "exact_match") if one in metrics),
-        metrics[0],
-    )
+            elif (
+                metric != "perplexity"
+            ):  # pairs that only make sense together: a correlation, a corpus perplexity
+                aggregates[label] = float(output["results"][name][f"{metric},{rule}"])
+    metrics = [key for key in items if key not in ("item", "gold_ll")]
+    if any("perplexity" in one["metrics"] for one in samples):
+        metrics.append("perplexity")
+    known = [*metrics, *aggregates]
+    headline = next((one for one in HEADLINES if one in known), known[0])
     sizes = [len(one["resps"]) for one in samples if config.get("output_type") == "multiple_choice"]
     settings = {
         "version": str(output["versions"].get(name)),
@@ -148,16 +147,15 @@ def _scores(name: str, output: dict[str, Any], context: int | None) -> TaskScore
         "source": f"lm-eval {version('lm_eval')}: {config.get('dataset_path')}",
         "sha256": output.get("task_hashes", {}).get(name),
     }
-    items = {key: value for key, value in items.items() if key != "perplexity"}
     chance = sum(1 / size for size in sizes) / len(sizes) if sizes else 0.0
-    return TaskScores(name, headline, metrics, items, chance, settings)
+    return TaskScores(name, headline, tuple(metrics), items, chance, settings, aggregates)
 
 
 def _gold(sample: dict[str, Any]) -> float:
     """Log-likelihood of the gold answer where the harness took one."""
-    responses, target = sample["filtered_resps"], sample["target"]
+    responses = sample["filtered_resps"]
     try:
-        index = int(target) if len(responses) > 1 else 0
+        index = int(sample["target"]) if len(responses) > 1 else 0
         return float(responses[index][0])
     except (TypeError, ValueError, IndexError):
         return math.nan  # generated text, or several right answers

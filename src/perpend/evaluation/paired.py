@@ -144,8 +144,9 @@ def compare(
         lls = [np.array(task.items.get("gold_ll", []), dtype=float) for task in (first, second)]
         if len(lls[0]) and np.isfinite(lls[0]).all() and np.isfinite(lls[1]).all():
             rows.append(_row(first, "gold log-likelihood", *lls, margin_nats, seed, "nats"))
-        scores = [np.array(task.items[first.metric], dtype=float) for task in (first, second)]
-        rows.append(_row(first, first.metric, *scores, margin, seed, "fraction"))
+        if first.metric in first.items:
+            scores = [np.array(task.items[first.metric], dtype=float) for task in (first, second)]
+            rows.append(_row(first, first.metric, *scores, margin, seed, "fraction"))
     return Comparison(base, other, tuple(rows), margin, margin_nats)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,8 @@ class TaskScores:
 
     items: column -> one value per item. Every metric is a column; `gold_ll` is the log-likelihood of the gold
     answer in nats (NaN where none was taken), `prediction` what the model chose or wrote. chance: what
-    guessing earns, in the unit of the headline metric.
+    guessing earns, in the unit of the headline metric. aggregates: scores that are no mean over items (a
+    correlation, a corpus perplexity); they have no interval here.
     """
 
     task: str
@@ -37,9 +38,10 @@ class TaskScores:
     items: dict[str, list[Any]]
     chance: float
     settings: dict[str, Any]
+    aggregates: dict[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.items[self.metric])
+        return len(self.items["item"])
 
     @property
     def label(self) -> str:
@@ -73,14 +75,24 @@ class TaskScores:
                     "high": float(high),
                     "n": n,
                     "chance": self.chance if metric == self.metric else math.nan,
-                    **{key: self.settings.get(key) for key in ("version", "fewshot", "context", "source")},
+                    **self._stated(),
                 }
             )
+        nothing = dict.fromkeys(("stderr", "low", "high", "chance"), math.nan)
+        for metric, value in self.aggregates.items():
+            headline = metric == self.metric
+            row = {"task": self.label, "metric": metric, "headline": headline, "value": value, "n": n}
+            rows.append({**row, **nothing, **self._stated()})
         return rows
+
+    def _stated(self) -> dict[str, Any]:
+        return {key: self.settings.get(key) for key in ("version", "fewshot", "context", "source")}
 
     @property
     def at_floor(self) -> bool:
         """The headline score is not above what guessing earns (95 %): edits cannot be seen to hurt it."""
+        if self.metric not in self.items:
+            return False
         total = float(np.sum(self.items[self.metric]))
         return wilson(total, len(self))[0] <= self.chance
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from perpend.errors import InputError
-from perpend.models.head import halves
+from perpend.models.head import Halves, halves
 from perpend.progress import Progress, silent
 
 DEFAULT_CONTEXT = 2048  # where neither the model nor its tokenizer states one
@@ -91,6 +91,22 @@ def context_length(model: nn.Module, tokenizer: object = None) -> int:
     return int(stated) if stated is not None and stated < 10**9 else DEFAULT_CONTEXT
 
 
+@dataclass(frozen=True)
+class _Run:
+    """One model input and the continuations scored at its end: (number of the request, its tokens)."""
+
+    tokens: tuple[int, ...]
+    scored: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @property
+    def longest(self) -> int:
+        return max(len(after) for _, after in self.scored)
+
+
+Answer = tuple[float, bool]
+SAVED = 32  # tokens that reading a shared context once must save to be worth a pass of its own
+
+
 @torch.no_grad()
 def loglikelihoods(
     model: nn.Module,
@@ -99,47 +115,114 @@ def loglikelihoods(
     *,
     batch: int = 8,
     context: int | None = None,
+    share: bool | None = None,
     progress: Progress = silent,
-) -> list[tuple[float, bool]]:
+) -> list[Answer]:
     """(log p(continuation | context) in nats, is it what greedy decoding would write) per request.
 
     `context`: the longest model input in tokens; longer ones lose tokens on the left. Batches are padded on
     the right, which a causal model cannot see; logits are computed where a continuation is scored only, in
-    fp32.
+    fp32. `share`: read a context that several continuations have in common once and cache it; None does so on
+    a CPU, where it pays. The first such context is scored both ways, and sharing ends where the two differ.
     """
     limit = context or context_length(model, encoder.tokenizer)
+    alone, shared = _planned(encoder, requests, limit)
+    answers: list[Answer] = [(0.0, False)] * len(requests)
+    parts = halves(model)
+    device = next(model.parameters()).device
+    if share is None:
+        share = device.type == "cpu"
+    with progress(total=len(requests), unit="requests", description="log-likelihoods") as advance:
+        proved = False
+        for prefix, runs in shared:
+            if not share or parts.after is None:
+                alone += runs
+                continue
+            got = _after(parts, prefix, runs, device)
+            if not proved:
+                plain = dict(_plain(parts, runs, device))
+                share = proved = got is not None and all(
+                    abs(plain[index][0] - answer[0]) < 1e-2 and plain[index][1] == answer[1]
+                    for index, answer in got
+                )
+                got = list(plain.items())
+            for index, answer in got or ():
+                answers[index] = answer
+            advance(len(got or ()))
+        alone.sort(key=lambda run: -len(run.tokens))  # the longest first: memory runs out at once or never
+        for start in range(0, len(alone), batch):
+            for index, answer in _plain(parts, alone[start : start + batch], device):
+                answers[index] = answer
+                advance(1)
+    return answers
+
+
+def _planned(
+    encoder: Encoder, requests: Sequence[tuple[str, str]], limit: int
+) -> tuple[list[_Run], list[tuple[tuple[int, ...], list[_Run]]]]:
+    """Runs of their own, and runs by the context they share."""
     inputs: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
+    contexts: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
     for index, (head, tail) in enumerate(requests):
         before, after = encoder.pair(head, tail)
         if not after:
             raise InputError(f"the continuation {tail!r} has no token of its own after its context")
         if len(after) > limit:
             raise InputError(f"a continuation of {len(after)} tokens does not fit a context of {limit}")
-        run = tuple((before + after)[-(limit + 1) :][:-1])
-        inputs.setdefault(run, []).append((index, tuple(after)))
-    answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-    parts = halves(model)
-    device = next(model.parameters()).device
-    order = sorted(inputs, key=len, reverse=True)  # the longest first: memory runs out at once or never
-    with progress(total=len(requests), unit="requests", description="log-likelihoods") as advance:
-        for start in range(0, len(order), batch):
-            rows = order[start : start + batch]
-            width = len(rows[0])
-            tokens = torch.zeros(len(rows), width, dtype=torch.long)
-            for i, row in enumerate(rows):
-                tokens[i, : len(row)] = torch.tensor(row)
-            hidden = parts.trunk(tokens.to(device))
-            for i, row in enumerate(rows):
-                longest = max(len(after) for _, after in inputs[row])
-                logs = _log_softmax(parts.head(hidden[i : i + 1, len(row) - longest : len(row)])[0])
-                for index, after in inputs[row]:
-                    part = logs[len(logs) - len(after) :]
-                    target = torch.tensor(after, device=part.device)
-                    total = part.gather(1, target[:, None]).sum(dtype=torch.float64)
-                    answers[index] = (float(total), bool((part.argmax(1) == target).all()))
-            advance(sum(len(inputs[row]) for row in rows))
+        tokens = tuple((before + after)[-(limit + 1) :][:-1])
+        inputs.setdefault(tokens, []).append((index, tuple(after)))
+        fits = len(before) + len(after) <= limit + 1
+        contexts.setdefault(tuple(before) if fits else tokens, {})[tokens] = None
+    runs = {tokens: _Run(tokens, tuple(scored)) for tokens, scored in inputs.items()}
+    alone, shared, seen = [], [], set()
+    for prefix, several in contexts.items():
+        own = [runs[tokens] for tokens in several if tokens not in seen]
+        seen.update(several)
+        # the context's last token is read with each continuation: its logits predict the first token
+        if (len(own) - 1) * (len(prefix) - 1) >= SAVED:
+            shared.append((prefix[:-1], own))
+        else:
+            alone += own
+    return alone, shared
+
+
+def _plain(parts: Halves, runs: Sequence[_Run], device: torch.device) -> list[tuple[int, Answer]]:
+    hidden = parts.trunk(_padded([run.tokens for run in runs]).to(device))
+    answers = []
+    for i, run in enumerate(runs):
+        end = len(run.tokens)
+        logs = torch.log_softmax(parts.head(hidden[i : i + 1, end - run.longest : end])[0].float(), -1)
+        answers += _read(logs, run)
     return answers
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
-    return torch.log_softmax(logits.float(), -1)
+def _after(
+    parts: Halves, prefix: tuple[int, ...], runs: Sequence[_Run], device: torch.device
+) -> list[tuple[int, Answer]] | None:
+    """The same answers from a cached prefix; None where the model's cache cannot be repeated or continued."""
+    assert parts.after is not None
+    rows = [run.tokens[len(prefix) :] for run in runs]
+    try:
+        hidden = parts.after(torch.tensor([prefix], device=device), _padded(rows).to(device))
+    except (AttributeError, TypeError, NotImplementedError, ValueError):
+        return None
+    logs = torch.log_softmax(parts.head(hidden).float(), -1)
+    return [answer for i, run in enumerate(runs) for answer in _read(logs[i, : len(rows[i])], run)]
+
+
+def _read(logs: Tensor, run: _Run) -> list[tuple[int, Answer]]:
+    """logs: [t, V] log-probabilities that end at the last scored token."""
+    answers = []
+    for index, after in run.scored:
+        part = logs[len(logs) - len(after) :]
+        target = torch.tensor(after, device=part.device)
+        total = part.gather(1, target[:, None]).sum(dtype=torch.float64)
+        answers.append((index, (float(total), bool((part.argmax(1) == target).all()))))
+    return answers
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = torch.tensor(list(row))
+    return tokens

@@ -130,7 +130,10 @@ def _sorted(names: list[str], data: str | Path | None) -> tuple[list[str], list[
         known = [*local.names(), *ruler_names(), *GROUPS, "ruler"]
         for name in other:
             if name not in known:
-                raise unknown_name("task", name, known)
+                raise InputError(
+                    f"{unknown_name('task', name, known)}; the harness' other names (GLUE, MMLU, CoQA ...) need "
+                    'pip install "perpend[eval]"'
+                )
         where = "no folder was given" if data is None else f"there is no file for it in {data}"
         raise InputError(
             f"{other[0]} is read from a local file, and {where}: pass data=FOLDER holding "
@@ -188,8 +191,9 @@ def _pool(folder: Path, task: Task, data: TaskData) -> TaskData:
 def contexts(task: Task, documents: Sequence[Document], pool: TaskData | None, shots: int) -> list[str]:
     """The worked examples before each document, drawn document by document as the harness draws them.
 
-    Where a task has no test split the harness draws one more than it needs and leaves the document itself out,
-    even though the examples come from elsewhere; where it has one it does not, even if they come from there.
+    Where a task has no test split the harness draws one more than it needs and leaves the document itself
+    out, even though the examples come from elsewhere; where it has one it does not, even if they come from
+    there.
     """
     if not shots or pool is None:
         return [""] * len(documents)

@@ -21,11 +21,16 @@ PROBE = 8  # tokens on which the two halves are compared with the whole before t
 
 @dataclass(frozen=True)
 class Halves:
-    """`trunk(tokens [B, T]) -> hidden [B, T, d]` and `head(hidden [B, t, d]) -> logits [B, t, V]`."""
+    """`trunk(tokens [B, T]) -> hidden [B, T, d]` and `head(hidden [B, t, d]) -> logits [B, t, V]`.
+
+    `after(prefix [1, P], rows [n, T]) -> hidden [n, T, d]` reads the prefix once, caches it and continues it
+    with every row; None where the model is not in halves.
+    """
 
     trunk: Callable[[Tensor], Tensor]
     head: Callable[[Tensor], Tensor]
     chunked: bool  # False: the model cannot be taken apart, and `trunk` already returns logits
+    after: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def logits_of(output: object) -> Tensor:
@@ -62,6 +67,14 @@ def _apart(model: nn.Module, trunk: nn.Module) -> Halves | None:
     def run_trunk(tokens: Tensor) -> Tensor:
         return _call(trunk, tokens).last_hidden_state
 
+    def run_after(prefix: Tensor, rows: Tensor) -> Tensor:
+        first = trunk(prefix, use_cache=True)
+        # transformers has called it both ways
+        name = "cache" if getattr(first, "cache", None) is not None else "past_key_values"
+        kept = getattr(first, name)
+        kept.batch_repeat_interleave(len(rows))
+        return trunk(rows, use_cache=True, **{name: kept}).last_hidden_state
+
     def run_head(hidden: Tensor) -> Tensor:
         own = trunk.__dict__.get("forward")
         trunk.forward = lambda *args, **kwargs: kind[0](last_hidden_state=hidden)
@@ -87,7 +100,7 @@ def _apart(model: nn.Module, trunk: nn.Module) -> Halves | None:
             return None
     if logits.shape != whole.shape or not torch.allclose(logits.float(), whole.float(), rtol=1e-3, atol=1e-3):
         return None
-    return Halves(run_trunk, run_head, chunked=True)
+    return Halves(run_trunk, run_head, chunked=True, after=run_after)
 
 
 def halves(model: nn.Module) -> Halves:
