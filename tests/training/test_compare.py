@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -133,3 +134,20 @@ def test_recipes_refuse_what_cannot_be():
     for wrong in ({"steps": 0}, {"dtype": "float16"}, {"lr": 0.0}, {"final_lr": 2.0}):
         with pytest.raises(InputError):
             Recipe(**wrong)
+
+
+def test_the_documented_costs_are_the_computed_ones():
+    page = (Path(__file__).parents[2] / "docs/train.md").read_text(encoding="utf-8")
+    for size, (source, recipe) in PRESETS.items():
+        s = shape(size)
+        large = s.parameters() > 1e9
+        how = {"processes": 8, "strategy": "fsdp" if large else "ddp"}
+        plain, exclude = (estimate(s, v, recipe, **how) for v in ("baseline", "value-exclude-self"))
+        hours = plain.flops / (peak_flops("H100") * 8 * 0.4) / 3600
+        row = (
+            f"| {size} | {s.layers} × {s.dim}, {s.heads}/{s.kv_heads} heads, SwiGLU {s.hidden} "
+            f"| {plain.parameters / 1e6:,.1f} M | {source} | {'FSDP' if large else 'DDP'}, {recipe.micro} "
+            f"| {plain.states / 1e9:.1f} | {plain.memory / 1e9:.0f} | {exclude.memory / 1e9:.0f} "
+            f"| {plain.flops:.2e} | {hours:.0f} |"
+        )
+        assert row in page

@@ -42,7 +42,7 @@ def test_a_comparison_leaves_models_tables_and_a_report(corpus, tmp_path, capsys
     for name in ("baseline-0", "value-full-1"):
         assert (out / "models" / name / "final/config.json").is_file()
         steps = sorted(p.name for p in (out / "models" / name / "snapshots").iterdir())
-        assert steps == ["step-0000002", "step-0000004"]
+        assert steps == [f"step-000000{n}" for n in (0, 2, 4, 6)]
     page = (out / "report.html").read_text()
     for title in ("Loss at equal tokens", "Loss at equal time", "Paired differences"):
         assert title in page

@@ -138,9 +138,10 @@ def close(one, two) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_curve_of_one_within_rounding(data, tmp_path):
+def test_two_processes_give_the_curve_of_one_within_rounding_and_resume(data, tmp_path):
     asked = {"variant": "value-exclude-self", "recipe": {**RECIPE, "micro": 1}}
-    jobs = {tmp_path / name: {**asked, "strategy": name} for name in ("ddp", "fsdp")}
+    # interrupted at the evaluation of step 8, they go on from what they saved at step 5
+    jobs = {tmp_path / name: {**asked, "strategy": name, "stop": 8} for name in ("ddp", "fsdp")}
     process = start(data, jobs, processes=2)
     told, _ = process.communicate(timeout=400)
     assert process.returncode == 0, told

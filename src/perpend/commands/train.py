@@ -141,6 +141,8 @@ def command(**options: Any) -> None:
     with Run.start(
         options["out"], command="train", request=request(options, asked), resume=options["resume"]
     ) as run:
+        # something is kept from now on: an interruption while the text is prepared must not cost what is done
+        main_first(lambda: run.step("began", lambda: {"size": asked.size}))
         folder = Path(options["data"]) if options["data"] else run.folder / "data"
         if options["text"] is None:
             data = main_first(lambda: open_data(folder))

@@ -144,6 +144,8 @@ class _Training:
             title = f"{self.variant}, seed {self.recipe.seed}"
             with self.progress(total=self.recipe.steps, description=title) as advance:
                 advance(self.step)
+                if r.snapshot and not self.step:
+                    self._snapshot()
                 while self.step < self.recipe.steps:
                     self.clock.start()
                     norm = self._one_step()
@@ -154,9 +156,9 @@ class _Training:
                     if _due(self.step, r.evaluate) or end:
                         self.clock.stop()
                         self._evaluate()
-                    if _due(self.step, r.snapshot) and not end:
+                    if _due(self.step, r.snapshot):
                         self.clock.stop()
-                        self._export(self.out / "snapshots" / f"step-{self.step:07d}")
+                        self._snapshot()
                     if _due(self.step, r.save) or end:
                         self.clock.stop()
                         self._save()
@@ -290,6 +292,9 @@ class _Training:
         self.pending.fill_(state["pending"])
         distributed.main_first(lambda: os.truncate(log, state["log_bytes"]))
         note(f"{self.out}: going on at step {self.step} of {self.recipe.steps}")
+
+    def _snapshot(self) -> None:
+        self._export(self.out / "snapshots" / f"step-{self.step:07d}")
 
     def _export(self, folder: Path) -> None:
         weights = parallel.whole_weights(self.model)
