@@ -244,6 +244,12 @@ def _inputs(model: nn.Module, tokenizer: Any) -> Tensor:
     return ids[torch.randint(len(ids), (SEQUENCES, length), generator=generator)]
 
 
+def probe_inputs(model: nn.Module, count: int, length: int) -> dict[str, Any]:
+    """Keyword arguments for a short pass: seeded random ids or images, `count` of them."""
+    tokens = _inputs(model, None)[:count]
+    return model_inputs(model, tokens if torch.is_floating_point(tokens) else tokens[:, :length])
+
+
 def output_of(output: Any) -> Tensor:
     """Logits where there are any, else the last hidden states."""
     for name in ("logits", "last_hidden_state"):
