@@ -109,9 +109,8 @@ def _config(model: nn.Module, kept: Sequence[int], count: int) -> Any:
         elif "layer" in key and isinstance(value, (list, tuple)) and len(value) == count:
             setattr(inner, key, [value[layer] for layer in kept])
     inner.num_hidden_layers = len(kept)
-    if len(getattr(inner, "stage_names", None) or ()) == count + 1:  # a backbone names its layers
-        len(getattr(inner, "stage_names", None) or ()) == count + 1
-    ):  # a backbone names its layers, and a last one
+    # a backbone names its layers, one more than there are
+    if len(getattr(inner, "stage_names", None) or ()) == count + 1:
         inner.stage_names = inner.stage_names[: len(kept) + 1]
         inner._out_features, inner._out_indices = inner.stage_names[-1:], [len(kept)]
     return config
