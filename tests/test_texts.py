@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -295,6 +296,13 @@ def test_files_folders_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert read_text("-").text == "żółw"
 
 
+def test_halves_of_characters_in_json_are_mended(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a \\ud83d\\ude00 b \\ud800 c"}')
+    text = read_text(tmp_path / "a.jsonl")
+    assert text.text == "a \U0001f600 b \ufffd c"
+    assert len(encode(PLAIN, text.text)) == 5
+
+
 def test_sources_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "zeros").write_bytes(b"abc\0def")
     (tmp_path / "latin").write_bytes("caffè".encode("latin-1"))
@@ -320,6 +328,22 @@ def test_sources_that_are_no_text(tmp_path: Path) -> None:
             read_text(tmp_path / name)
     with pytest.raises(InputError, match="did you mean 'wikitext2'"):
         read_text("wikitex2")
+
+
+@given(
+    data=st.binary(max_size=60) | st.text(max_size=40).map(str.encode), kind=st.sampled_from(["txt", "jsonl"])
+)
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_a_text_or_an_input_error(data: bytes, kind: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"a.{kind}"
+        path.write_bytes(data)
+        try:
+            text = read_text(path)
+        except InputError:
+            return
+        assert text.text.strip()
+        assert text.sha256 == hashlib.sha256(text.text.encode()).hexdigest()
 
 
 @pytest.mark.parametrize("name", ["wikitext2", "wikitext103:test", "c4", "fineweb", "openwebtext"])

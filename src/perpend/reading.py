@@ -92,7 +92,9 @@ def read_text(source: str | os.PathLike[str] | Sequence[str] | Text | None = Non
 def _text(name: str, text: str) -> Text:
     if not text.strip():
         raise InputError(f"the text {name} is empty")
-    return Text(name, text, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())
+    # JSON can spell halves of a character, which no tokenizer takes: pairs are joined, a lone one is marked
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return Text(name, text, hashlib.sha256(text.encode()).hexdigest())
 
 
 def _read_file(path: Path) -> str:
@@ -108,7 +110,7 @@ def _read_file(path: Path) -> str:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path} line {number} is not JSON: {error}") from error
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):
             keys = (

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as t
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import perpend
@@ -227,6 +231,66 @@ def test_other_broken_folders(tmp_path: Path) -> None:
         perpend.load(folder)
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(InputError, match="adapter"):
+        perpend.load(folder)
+
+
+KEYS = st.sampled_from(["a", "data_offsets", "__metadata__", "weight_map"])
+HEADERS = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 10**6) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["a", "data_offsets", "__metadata__", "weight_map"]), inner, max_size=3
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(header=HEADERS | st.binary(max_size=40), body=st.binary(max_size=24), lie=st.integers(-3, 3))
+@settings(max_examples=300, deadline=None)
+def test_any_weights_file_is_whole_or_an_input_error(header: object, body: bytes, lie: int) -> None:
+    from perpend.models._source import check_safetensors
+
+    data = header if isinstance(header, bytes) else json.dumps(header).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(max(0, len(data) + lie).to_bytes(8, "little") + data + body)
+        with contextlib.suppress(InputError):
+            check_safetensors(path)
+
+
+@given(document=HEADERS | st.text(max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_any_config_and_index_is_read_or_an_input_error(document: object) -> None:
+    from perpend.models._source import check_folder
+
+    text = document if isinstance(document, str) else json.dumps(document)
+    with tempfile.TemporaryDirectory() as folder:
+        for config, index in ((text, "{}"), ("{}", text)):
+            (Path(folder) / "config.json").write_text(config)
+            (Path(folder) / "model.safetensors.index.json").write_text(index)
+            with pytest.raises(InputError):
+                check_folder(Path(folder))
+
+
+def test_an_index_does_not_lead_out_of_its_folder(tmp_path: Path) -> None:
+    folder = saved("gpt2", tmp_path / "model")
+    (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    names = {name: "../outside.safetensors" for name, _ in named_weights(tiny.tiny("gpt2"))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    with pytest.raises(InputError, match="lacks 1 of its 1 weight files"):
+        perpend.load(folder)
+
+
+def test_deep_nesting_is_no_crash(tmp_path: Path) -> None:
+    folder = saved("gpt2", tmp_path / "model")
+    deep = "[" * 200_000
+    (folder / "model.safetensors").write_bytes(len(deep).to_bytes(8, "little") + deep.encode())
+    with pytest.raises(InputError, match="header cannot be read"):
+        perpend.load(folder)
+    (folder / "config.json").write_text(deep)
+    with pytest.raises(InputError, match="JSON"):
         perpend.load(folder)
 
 

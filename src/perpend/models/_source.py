@@ -109,8 +109,8 @@ def check_folder(folder: Path) -> None:
     tensors = [f for f in here if f.endswith(".safetensors")]
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = set(_read_json(index).get("weight_map", {}).values())
-        gone = sorted(shards - set(here))
+        shards = _shards(index)
+        gone = sorted(shards - set(here))  # names outside the folder are never followed
         if gone:
             raise InputError(f"{folder} lacks {len(gone)} of its {len(shards)} weight files, first {gone[0]}")
         tensors = sorted(shards)
@@ -125,6 +125,14 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"{folder} has a config.json and no *.safetensors: the weights are missing")
     for name in tensors:
         check_safetensors(folder / name)
+
+
+def _shards(index: Path) -> set[str]:
+    """The names of the files that an index of weights lists."""
+    names = _read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
+        raise InputError(f"{index} has no weight_map of names: copy or download it again")
+    return set(names.values())
 
 
 def check_safetensors(path: Path) -> None:
@@ -147,7 +155,7 @@ def check_safetensors(path: Path) -> None:
                     + length
                     + max((v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"), default=0)
                 )
-            except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 end = None
     if end is None or size != end:
         told = "its header cannot be read" if end is None else f"{size:,} bytes where its header says {end:,}"
@@ -166,7 +174,7 @@ def check_gguf(path: Path) -> None:
 def _read_json(path: Path) -> dict:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON ({error}): copy or download it again") from error
     if not isinstance(value, dict):
         raise InputError(f"{path} holds {type(value).__name__}, not a JSON object")
