@@ -120,6 +120,16 @@ def test_surveys_see_the_variant_as_the_model(tmp_path):
     assert seen["baseline"] > 1e-2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["baseline", "residual", "value-exclude-self"])
+def test_verify_proves_a_loaded_variant_and_skips_only_what_the_variant_changes(tmp_path, name):
+    model = trained(name)
+    export(model.state_dict(), model.shape, name, tmp_path / "m")
+    rows = perpend.verify(*perpend.load(str(tmp_path / "m"))).rows
+    apart = {"residual": {"aggregate to contribution"}, "value-exclude-self": {"self message apart"}}
+    assert {row.name for row in rows if row.status != "ok"} == apart.get(name, set())
+
+
 def test_an_unknown_variant_is_refused_and_an_interrupted_export_leaves_no_folder(tmp_path, monkeypatch):
     model = trained("value-full")
     folder = export(model.state_dict(), model.shape, "value-full", tmp_path / "m")

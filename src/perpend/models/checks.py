@@ -70,6 +70,8 @@ def aggregate_to_contribution(probe: Probe) -> Found:
     """The value aggregate before W_O, through W_O and what follows it, is what attention adds."""
     if family_or_none(probe.model) is None:
         raise Skip("no adapter for this family")
+    if getattr(probe.model, "perpend_variant", None) == "residual":
+        raise Skip("a residual variant adds what is left of W_O's output across the stream")
     by_name = _blocks_by_site(probe.model)
     aggregates: dict[int, Tensor] = {}
     gates: dict[int, Tensor] = {}
@@ -107,6 +109,9 @@ def aggregate_to_contribution(probe: Probe) -> Found:
 @check("self message apart")
 def self_message_apart(probe: Probe) -> Found:
     """c_t + A_tt v_t = o_t, c_t summed over the other tokens in fp32 or better, A_tt from the log-sum-exp."""
+    variant = getattr(probe.model, "perpend_variant", None) or ""
+    if variant.startswith("value"):
+        raise Skip(f"the aggregate of a {variant} model is the plain one less a part along v_t")
     found = Found(max(probe.local, 1e-4))
 
     def look(call: AttentionCall, output: Tensor) -> None:
