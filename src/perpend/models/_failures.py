@@ -27,8 +27,6 @@ def explained(source: Source) -> Iterator[None]:
         text = str(error)
         if "out of memory" in text or "can't allocate memory" in text:
             raise PerpendError(_no_memory(source)) from error
-        if getattr(error, "errno", None) is not None and source.kind != "hub":
-            raise  # the file system's own words; the cache explains them
         if "trust_remote_code" in text or "contains custom code" in text:
             raise InputError(
                 f"{source.label} comes with Python code of its own, which perpend does not run unless asked: "

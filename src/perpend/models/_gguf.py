@@ -45,8 +45,9 @@ def read_once() -> Iterator[None]:
 
     The header holds the vocabulary, and gguf parses it in Python: seconds each time.
     """
-    import gguf
+    import gguf as module
 
+    gguf: Any = module
     reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
     gguf.GGUFReader = functools.lru_cache(maxsize=1)(reader)
     gguf.get_tensor_name_map = functools.lru_cache(maxsize=4)(names)

@@ -10,6 +10,12 @@ if TYPE_CHECKING:
     import torch
 
 
+def _text_config(model: Any) -> Any:
+    """The config of the part that reads text; None for a model without one."""
+    config = getattr(model, "config", None)
+    return config.get_text_config() if config is not None and hasattr(config, "get_text_config") else config
+
+
 def check_vocabulary(model: Any, tokenizer: Any, tokens: torch.Tensor) -> None:
     """Raise InputError where a tokenizer cannot be this model's."""
     rows = vocabulary(model)
@@ -33,8 +39,7 @@ def vocabulary(model: Any) -> int | None:
     """Rows of the model's token embedding; None for a model that takes no tokens."""
     if getattr(model, "main_input_name", "input_ids") == "pixel_values":
         raise InputError("this is an image model: it reads a folder of images, not text")
-    config = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = _text_config(model)
     try:
         return int(model.get_input_embeddings().weight.shape[0])
     except (AttributeError, NotImplementedError, TypeError):
@@ -44,8 +49,7 @@ def vocabulary(model: Any) -> int | None:
 
 def positions(model: Any) -> int | None:
     """The longest sequence the model was made for; None where it has no limit (ALiBi, relative positions)."""
-    config = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = _text_config(model)
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1:
         return None

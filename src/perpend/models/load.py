@@ -192,7 +192,7 @@ def _likely_classes(config: Any, source: Source) -> list[Any]:
     ]
     if source.kind == "gguf":
         autos = [t.AutoModelForCausalLM, t.AutoModelForSeq2SeqLM, t.AutoModel]
-    classes = [auto for auto in autos if type(config) in auto._model_mapping]
+    classes = [auto for auto in autos if type(config) in (auto._model_mapping or ())]
     if not classes:
         raise InputError(f"{source.label}: transformers has no model class for {type(config).__name__}")
     return classes
@@ -210,11 +210,12 @@ def _with_head(model: Any, config: Any, source: Source, options: dict[str, Any])
 def _convert(gguf: Path, target: Path) -> None:
     """A GGUF file as a folder of fp32 safetensors with its tokenizer."""
     source = Source(gguf.name, "gguf", str(gguf.parent), file=gguf.name)
-    with _quiet(source), explained(source):
-        model = _read(source, torch.float32, False, None, False)
-        tokenizer = _tokenizer(source, model, False)
+    with _quiet(source):
+        with explained(source):
+            model = _read(source, torch.float32, False, None, False)
+            tokenizer = _tokenizer(source, model, False)
         check_finite(model)
-        model.save_pretrained(target)
+        model.save_pretrained(target)  # a full disk here is the cache's to explain
         tokenizer.save_pretrained(target)
 
 

@@ -24,7 +24,7 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """
     homes = dict(model.named_modules())
     kept = set(model.state_dict(keep_vars=True))
-    tensors = dict(model.named_parameters(remove_duplicate=False))
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors |= {k: v for k, v in model.named_buffers(remove_duplicate=False) if k in kept}
     seen: set[tuple[object, ...]] = set()
     for name in sorted(tensors):
@@ -54,7 +54,7 @@ def weights_hash(model: nn.Module) -> str:
         total.update(f"{name}:{str(tensor.dtype).removeprefix('torch.')}:{list(tensor.shape)}\n".encode())
         flat = tensor.contiguous().flatten()
         for start in range(0, flat.numel(), PIECE):
-            total.update(flat[start : start + PIECE].cpu().view(torch.uint8).numpy())
+            total.update(flat[start : start + PIECE].cpu().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
