@@ -207,10 +207,12 @@ def _sentence(row: dict[str, Any]) -> str:
         f"{row['task']}, {row['quantity']} ({row['n']} items): "
         f"{scale * row['difference']:+.{digits}f} {unit} "
         f"[{scale * row['low']:+.{digits}f}, {scale * row['high']:+.{digits}f}], {row['verdict']}"
-        f" at a margin of {scale * row['margin']:g} {unit}"
     )
-    if row["verdict"] == "undecided":
-        text += f"; equivalence would take about {_count(row['items_for_equivalence'])} items"
+    within = f" within {scale * row['margin']:g} {unit}"
+    if row["verdict"] == "equivalent":
+        text += within
+    elif row["verdict"] == "undecided":
+        text += f"; to show equivalence{within} would take about {_count(row['items_for_equivalence'])} items"
     if row["base_at_floor"]:
         text += "; the unedited model is at the floor, so this says nothing"
     return text

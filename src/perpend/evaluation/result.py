@@ -19,7 +19,8 @@ def wilson(successes: float, n: int, z: float = Z95) -> tuple[float, float]:
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # at 0 and n the bounds are exactly 0 and 1, up to rounding
+    return (centre - half if successes > 0 else 0.0), (centre + half if successes < n else 1.0)
 
 
 @dataclass(frozen=True)

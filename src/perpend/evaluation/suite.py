@@ -131,7 +131,7 @@ def _sorted(names: list[str], data: str | Path | None) -> tuple[list[str], list[
         for name in other:
             if name not in known:
                 raise InputError(
-                    f"{unknown_name('task', name, known)}; the harness' other names (GLUE, MMLU, CoQA ...) need "
+                    f"{unknown_name('task', name, known)}; the harness' other names (GLUE, MMLU ...) need "
                     'pip install "perpend[eval]"'
                 )
         where = "no folder was given" if data is None else f"there is no file for it in {data}"
