@@ -163,7 +163,7 @@ def edit(
         change = Edit.from_json(json.dumps(dict(site)))
     if tokens is not None and (tokens.ndim != 2 or tokens.dtype != torch.bool):
         raise InputError("`tokens` is a boolean mask of shape (batch, positions)")
-    plan = _plan(model, change)
+    plan = plan_of(model, change)
     if change.is_identity:
         yield change
     elif change.site in RESIDUAL_SITES:
@@ -184,7 +184,8 @@ class Plan:
     scales: dict[int, tuple[float | Tensor, float | Tensor]] = field(default_factory=dict)
 
 
-def _plan(model: nn.Module, change: Edit) -> Plan:
+def plan_of(model: nn.Module, change: Edit) -> Plan:
+    """Resolve an edit on a model. Raises InputError for layers, heads or lists that do not fit it."""
     if change.site in RESIDUAL_SITES:
         indices = {block.index: 0 for block in blocks(model)}
     else:

@@ -1,0 +1,227 @@
+"""What does the loss do when the parallel or the perpendicular part is scaled, and beside what controls?
+
+    rows = sweep(model, windows, cells)          # one row a cell: loss, KL, top-1 agreement, paired interval
+    basins = tolerance_basins(rows)              # how far from 1 a scale may go
+
+The unedited body runs once for all cells; its last hidden states are kept, so that each cell costs one edited
+pass and two passes of the head.
+
+Source: "Disentangling Representation Evolution in Transformers through Directional Decomposition", Section 6
+(edits), and its "tolerance basin", here made a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from perpend.distributed import Store, direct
+from perpend.errors import InputError
+from perpend.evaluation.windows import Windows, as_windows
+from perpend.models.controls import control
+from perpend.models.edit import Edit, edit
+from perpend.models.head import halves
+from perpend.progress import Progress, silent
+
+BASIN_TOLERANCES = (0.01, 0.05)  # nats
+CHUNK = 512  # tokens whose two sets of logits exist at a time
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of a sweep: an edit, or with `control` its control of that kind."""
+
+    edit: Edit
+    control: str | None = None
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        e = self.edit
+        reference = f" {e.reference}" if e.site.startswith("value.") else ""
+        name = f"{e.site}{reference} s∥={_short(e.parallel)} s⊥={_short(e.perpendicular)}"
+        return f"{name} {self.control} control" if self.control else name
+
+    def applied(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """The context in which the model runs for this cell."""
+        if self.control:
+            return control(model, self.edit, self.control, self.seed)
+        return edit(model, self.edit)
+
+
+def _short(scale: Any) -> str:
+    return f"{scale:g}" if isinstance(scale, (int, float)) else "by layer"
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Per token [n, T − 1]: `loss` in nats; `kl` (base ‖ edited) in nats; `agreement` of the top token."""
+
+    loss: Tensor
+    kl: Tensor
+    agreement: Tensor
+
+
+def sweep(
+    model: nn.Module,
+    tokens: Tensor | Windows,
+    cells: Sequence[Cell],
+    *,
+    batch: int = 4,
+    store: Store = direct,
+    progress: Progress = silent,
+) -> tuple[Tensor, dict[str, Losses]]:
+    """The unedited losses [n, T − 1] and each cell's, by its name.
+
+    `tokens` [n, T] or Windows. Cells are stored one by one (`store`), so that a resumed sweep goes on.
+    """
+    windows = as_windows(tokens)
+    names = [cell.name for cell in cells]
+    if len(set(names)) != len(names):
+        raise InputError(f"a sweep names a cell twice: {sorted({n for n in names if names.count(n) > 1})[0]}")
+    with torch.no_grad(), _base(model, windows, batch) as (hidden, base):
+        found = {}
+        with progress(total=len(cells) * windows.tokens.numel(), unit="tokens", description="edits") as done:
+            for index, cell in enumerate(cells):
+                stored = store(f"cell-{index}", lambda cell=cell: _run(model, windows, cell, hidden, batch))
+                found[cell.name] = Losses(*(torch.as_tensor(stored[k]) for k in ("loss", "kl", "agreement")))
+                done(windows.tokens.numel())
+    return base, found
+
+
+@contextmanager
+def _base(model: nn.Module, windows: Windows, batch: int) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Last hidden states by batch, and the unedited losses."""
+    parts, device = halves(model), next(model.parameters()).device
+    hidden, losses = [], []
+    for rows in windows.tokens.split(batch):
+        rows = rows.to(device)
+        hidden.append(parts.trunk(rows[:, :-1]))
+        losses.append(_map(hidden[-1], rows, lambda h, target: (_loss(parts.head(h).float(), target),))[0])
+    yield hidden, torch.cat(losses)
+
+
+def _run(
+    model: nn.Module, windows: Windows, cell: Cell, hidden: Sequence[Tensor], batch: int
+) -> dict[str, Tensor]:
+    parts, device = halves(model), next(model.parameters()).device
+    columns: list[tuple[Tensor, ...]] = []
+    for rows, plain in zip(windows.tokens.split(batch), hidden):
+        rows = rows.to(device)
+        with cell.applied(model):
+            altered = parts.trunk(rows[:, :-1])
+
+        def compare(both: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+            p, q = (torch.log_softmax(parts.head(h).float(), -1) for h in both.unbind(-1))
+            kl = (p.exp() * (p - q)).nan_to_num(0.0).sum(-1)
+            loss = -q.gather(-1, target[..., None])[..., 0]
+            return loss, kl, (p.argmax(-1) == q.argmax(-1)).float()
+
+        columns.append(_map(torch.stack([plain, altered], -1), rows, compare))
+    return {name: torch.cat(part) for name, part in zip(("loss", "kl", "agreement"), zip(*columns))}
+
+
+def _map(hidden: Tensor, rows: Tensor, apply: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """`apply(hidden, target)` on a few tokens at a time, joined along them, on the CPU."""
+    step = max(1, CHUNK // len(rows))
+    spans = [slice(a, a + step) for a in range(0, hidden.shape[1], step)]
+    parts = [apply(hidden[:, span], rows[:, 1:][:, span]) for span in spans]
+    return tuple(torch.cat(part, 1).cpu() for part in zip(*parts))
+
+
+def _loss(logits: Tensor, target: Tensor) -> Tensor:
+    return torch.logsumexp(logits, -1) - logits.gather(-1, target[..., None])[..., 0]
+
+
+def summary(
+    base: Tensor, found: Mapping[str, Losses], cells: Sequence[Cell], *, resamples: int = 1000, seed: int = 0
+) -> list[dict[str, Any]]:
+    """One record a cell: loss, perplexity, paired change with a 95 % interval over sequences, KL, agreement.
+
+    Losses in nats per token; agreement a fraction. The first record is the unedited model.
+    """
+    unedited = base.double().mean().item()
+    draws = _draws(len(base), resamples, seed)
+    records = [{"site": "unedited", "loss": unedited, "perplexity": _exp(unedited), "change": 0.0}]
+    for cell in cells:
+        losses = found[cell.name]
+        change = (losses.loss.double() - base.double()).mean(1).numpy()
+        low, high = np.quantile(draws @ change, [0.025, 0.975])
+        loss = losses.loss.double().mean().item()
+        records.append(
+            {
+                "site": cell.edit.site,
+                "reference": cell.edit.reference if cell.edit.site.startswith("value.") else None,
+                "parallel": cell.edit.parallel,
+                "perpendicular": cell.edit.perpendicular,
+                "control": cell.control,
+                "loss": loss,
+                "perplexity": _exp(loss),
+                "change": float(change.mean()),
+                "change_low": float(low),
+                "change_high": float(high),
+                "kl": losses.kl.double().mean().item(),
+                "top1_agreement": losses.agreement.double().mean().item(),
+            }
+        )
+    return records
+
+
+def _draws(count: int, resamples: int, seed: int) -> np.ndarray:
+    """Bootstrap weights [resamples, count] that average sequences."""
+    generator = np.random.default_rng(seed)
+    return generator.multinomial(count, np.full(count, 1 / count), size=resamples) / count
+
+
+def _exp(loss: float) -> float | None:
+    return math.exp(loss) if loss < 700 else None
+
+
+@dataclass(frozen=True)
+class Basin:
+    """The widest interval of a scale around 1 within which the loss rises by at most `tolerance` nats.
+
+    Ends are interpolated linearly between the points of the sweep; `open_low`, `open_high` say that the loss
+    was still within the tolerance at the last point measured, so that the basin is at least this wide.
+    """
+
+    tolerance: float
+    low: float
+    high: float
+    open_low: bool
+    open_high: bool
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+
+def tolerance_basin(scales: Sequence[float], changes: Sequence[float], tolerance: float) -> Basin:
+    """The basin of one curve: changes of the loss (nats) at scales, 1 among them (its change is 0)."""
+    order = np.argsort(scales)
+    x, y = np.asarray(scales, float)[order], np.asarray(changes, float)[order]
+    at = np.flatnonzero(x == 1.0)
+    if not len(at):
+        raise InputError("a tolerance basin is measured around the scale 1: the sweep must contain it")
+    low, open_low = _edge(x[at[0] :: -1], y[at[0] :: -1], tolerance)
+    high, open_high = _edge(x[at[0] :], y[at[0] :], tolerance)
+    return Basin(tolerance, low, high, open_low, open_high)
+
+
+def _edge(x: np.ndarray, y: np.ndarray, tolerance: float) -> tuple[float, bool]:
+    outside = np.flatnonzero(~(y <= tolerance))
+    if not len(outside):
+        return float(x[-1]), True
+    i = int(outside[0])
+    if i == 0:
+        return float(x[0]), False
+    inside, beyond = y[i - 1], y[i]
+    share = (tolerance - inside) / (beyond - inside) if np.isfinite(beyond) else 0.0
+    return float(x[i - 1] + share * (x[i] - x[i - 1])), False
