@@ -44,7 +44,7 @@ class _Pairs:
 
         return Setting(
             calibration=calibration,
-            tokens=self.tokens,
+            tokens=self.tokens[: self.options["error_sequences"]],
             windows=self.windows,
             modes=self.options["modes"] or ("local", "propagated"),
             along=self.options["along"] or ("update",),
@@ -72,10 +72,11 @@ class _Pairs:
         from perpend.studies.compression_surgery import surgery
 
         batch = self.options["batch"]
-        if self.options["surgery"]:
+        if self.options["surgery_sequences"]:
+            some = self.windows.take(min(self.options["surgery_sequences"], len(self.tokens)))
             table = run.step(
                 f"surgery {name}",
-                lambda: surgery(self.job.model, other(), self.windows, batch=batch, seed=self.seed),
+                lambda: surgery(self.job.model, other(), some, batch=batch, seed=self.seed),
             )
             results.setdefault("surgery", {})[name] = table.to_dict("records")
         if self.options["map_sequences"]:
@@ -132,6 +133,7 @@ class _Pairs:
 
     def conventions(self) -> dict[str, Any]:
         return {
+            "error_sequences": self.options["error_sequences"] or len(self.tokens),
             "error": "e = update of the other model - base update, relative to the norm of the base update",
             "local": "attn and block on the base block input, mlp on the base mid-stream",
             "propagated": "each model on its own stream",
@@ -272,7 +274,7 @@ class Compress(_Pairs):
         if regime is None:
             raise InputError(f"--allocate: none of the methods has a setting {option!r}")
         kind = type(regime.method.defaults[option])
-        rows = self.calibration.tokens[: max(2, self.options["map_sequences"])]
+        rows = self.calibration.tokens[: max(4, self.options["map_sequences"])]
         return [
             run.step(
                 f"plan {component}",
@@ -334,7 +336,7 @@ class Compare(_Pairs):
             if texts.encode(tokenizer, sample) != texts.encode(self.job.tokenizer, sample):
                 raise InputError(
                     f"the tokenizers of {self.options['base']} and {self.options['other']} cut the text "
-                    "differently, so the two models' updates belong to different tokens and cannot be compared"
+                    "differently, so their updates belong to different tokens and cannot be compared"
                 )
         return model
 
@@ -421,8 +423,8 @@ def _cost(name: str, outcome: Mapping[str, Any]) -> str:
     block = next(s for s in outcome["summary"] if s["part"] == "block")
     return (
         f"{name}: perplexity {loss['perplexity']:.2f} ({change['difference']:+.3f} nats{interval}); "
-        f"block error across {block['perpendicular']:.3f}, along {block['parallel']:.3f} with κ {block['kappa']:+.3f} "
-        f"({block['mode']}, means over layers)"
+        f"block error across {block['perpendicular']:.3f}, along {block['parallel']:.3f} with κ "
+        f"{block['kappa']:+.3f} ({block['mode']}, means over layers)"
     )
 
 
@@ -444,8 +446,8 @@ def _surgery_findings(results: Mapping[str, Any]) -> list[str]:
         out.append(
             f"surgery on {name}: the whole error costs {change['both', 'own']:+.3f} nats, e⊥ alone "
             f"{change['perpendicular', 'own']:+.3f}, e∥ alone {change['parallel', 'own']:+.3f}; at the norm "
-            f"of e, e⊥ {change['perpendicular', 'error']:+.3f}, e∥ {change['parallel', 'error']:+.3f}, a random "
-            f"direction {change['random', 'error']:+.3f}; at the norm of e∥, e⊥ "
+            f"of e, e⊥ {change['perpendicular', 'error']:+.3f}, e∥ {change['parallel', 'error']:+.3f}, a "
+            f"random direction {change['random', 'error']:+.3f}; at the norm of e∥, e⊥ "
             f"{change['perpendicular', 'parallel']:+.3f}, a random direction "
             f"{change['random', 'parallel']:+.3f}"
         )

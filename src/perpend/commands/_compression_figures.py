@@ -56,8 +56,8 @@ def _separation(layers: pd.DataFrame, mode: str) -> Figure:
         "Do the errors of the compressed models separate across the update, and along it?",
         drawn,
         own[columns],
-        "Each line is one compressed model. Left what rotates the base update, right what scales it, as a share "
-        "of its norm. Lines that never cross keep one order of the models at every layer.",
+        "Each line is one compressed model. Left what rotates the base update, right what scales it, as a "
+        "share of its norm. Lines that never cross keep one order of the models at every layer.",
     )
 
 
@@ -82,8 +82,8 @@ def _kappa(layers: pd.DataFrame) -> Figure:
         "Does compression shrink what a layer adds to the stream?",
         drawn,
         own[["part", "layer", "regime", "kappa"]],
-        "κ is the signed part of the error along the update: below zero the layer adds less than it did. A gain "
-        "of 1/(1 + κ) would undo it.",
+        "κ is the signed part of the error along the update: below zero the layer adds less than it did. "
+        "A gain of 1/(1 + κ) would undo it.",
     )
 
 
@@ -131,8 +131,8 @@ def _surgery(table: pd.DataFrame) -> Figure:
         "What does each part of the error cost when the base model runs with that part alone?",
         drawn,
         shown[["regime", "component", "norm", "loss", "change", "low", "high"]],
-        "The base model with one part of a compressed model's error added at every layer, taken at the inputs "
-        "of this very run. Bars at one norm compare directions; intervals are over sequences.",
+        "The base model with one part of a compressed model's error added at every layer, taken at the "
+        "inputs of this very run. Bars at one norm compare directions; intervals are over sequences.",
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @verb(
     "perpend compare smollm2 model-Q4_K_M.gguf",
-    "perpend compare base/ smaller/ --text book.txt --surgery",
+    "perpend compare base/ smaller/ --text book.txt --surgery 4",
 )
 @click.argument("base")
 @click.argument("other")
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 @click.option("--device", help="cpu, cuda, cuda:1, mps or auto.  [default: the fastest there is]")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model. Off unless asked.")
 @text_options(sequences=16, length=512, batch=4)
+@click.option(
+    "--error-sequences",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Measure the error on the first N sequences only.  [default: on all]",
+)
 @click.option("--mode", "modes", multiple=True, type=Near(MODES), help="Error modes.  [default: both]")
 @click.option(
     "--along", multiple=True, type=Near(ALONG), help="Directions to split along.  [default: update]"
@@ -34,7 +40,14 @@ if TYPE_CHECKING:
     metavar="N",
     help="Also the loss change of each of OTHER's layers alone in BASE, on N sequences.",
 )
-@click.option("--surgery", is_flag=True, help="Also run BASE with only e⊥, only e∥, each at matched norm.")
+@click.option(
+    "--surgery",
+    "surgery_sequences",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Also run BASE with only e⊥, only e∥, and each at matched norm, on N sequences.",
+)
 @click.option(
     "--map",
     "map_sequences",

@@ -19,7 +19,7 @@ ALONG = ("update", "input", "output")
 @verb(
     "perpend compress --method awq --method wanda:2:4 --method wanda:2:4+gain",
     "perpend compress --method awq:bits=3,clip=false --calibration book.txt --save smaller/",
-    "perpend compress --method wanda --surgery --allocate sparsity=0.3,0.4,0.6,0.7",
+    "perpend compress --method wanda --surgery 4 --map 2 --allocate sparsity=0.4,0.6",
 )
 @model_options
 @text_options(sequences=16, length=512, batch=4)
@@ -41,6 +41,12 @@ ALONG = ("update", "input", "output")
     "--calibration-length", type=click.IntRange(2), default=512, show_default=True, help="Tokens in one."
 )
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Matrices to leave uncompressed. Repeatable.")
+@click.option(
+    "--error-sequences",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Measure the error on the first N sequences only.  [default: on all]",
+)
 @click.option("--mode", "modes", multiple=True, type=Near(MODES), help="Error modes.  [default: both]")
 @click.option(
     "--along", multiple=True, type=Near(ALONG), help="Directions to split along.  [default: update]"
@@ -53,7 +59,12 @@ ALONG = ("update", "input", "output")
     help="Also the loss change of each compressed layer alone, on N sequences.",
 )
 @click.option(
-    "--surgery", is_flag=True, help="Also run the model with only e⊥, only e∥, and each at matched norm."
+    "--surgery",
+    "surgery_sequences",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Also run the model with only e⊥, only e∥, and each at matched norm, on N sequences.",
 )
 @click.option(
     "--map",

@@ -1,12 +1,9 @@
-"""A setting per layer and part from a sensitivity map, at a budget of bytes.
+"""A setting per layer and part from sensitivity maps, at a budget of bytes.
 
-The loss a setting costs at a site is predicted from surgery and one measurement per setting,
-
-    predicted(site, setting) = change(site) · ε²(site, setting) / ε²(site, reference),
-
-with change(site) the rise of the loss when the reference setting's error is injected there alone and ε² the
-mean squared local error (of e, or of e⊥). Sites are taken as independent. The choice that minimises the sum
-of predictions within the budget is found exactly, as a small integer program.
+The cost of giving a site another setting is measured, not extrapolated: the change of the uniformly
+compressed model's loss when that site alone moves to it (surgery between two compressed models). Sites are
+then taken as independent, and the choice with the least summed cost within the budget is found exactly, as
+an integer program.
 """
 
 from __future__ import annotations
@@ -71,27 +68,9 @@ def allocate(costs: Mapping[Site, Mapping[Any, tuple[float, float]]], budget: fl
     return Allocation(choice, float(size[taken].sum()), float(loss[taken].sum()), budget)
 
 
-def predicted_costs(
-    changes: Mapping[Site, float],
-    errors: Mapping[Any, Mapping[Site, float]],
-    sizes: Mapping[Any, Mapping[Site, float]],
-    reference: Any,
+def site_costs(
+    changes: Mapping[Any, Mapping[Site, float]], sizes: Mapping[Any, Mapping[Site, float]]
 ) -> dict[Site, dict[Any, tuple[float, float]]]:
-    """costs for `allocate`; see the module. errors: option -> site -> mean squared error; sizes likewise in
-    bytes.
-
-    A change below zero is noise of a small sample and counts as zero.
-    """
-    if reference not in errors:
-        raise InputError(f"the reference {reference!r} is none of the options {list(errors)}")
-    costs: dict[Site, dict[Any, tuple[float, float]]] = {}
-    for site, change in changes.items():
-        base = errors[reference][site]
-        costs[site] = {
-            option: (
-                sizes[option][site],
-                max(change, 0.0) * (errors[option][site] / base if base > 0 else 1.0),
-            )
-            for option in errors
-        }
-    return costs
+    """costs for `allocate`; changes, sizes: option -> site -> loss change of moving there, bytes."""
+    first = next(iter(changes.values()))
+    return {site: {o: (sizes[o][site], changes[o][site]) for o in changes} for site in first}

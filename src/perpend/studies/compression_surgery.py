@@ -82,20 +82,20 @@ def plan(
     values: Sequence[Any],
     map_tokens: Tensor,
     component: str = "both",
-    sensitivity: pd.DataFrame | None = None,
+    caution: float = 1.0,
 ) -> dict[str, Any]:
     """A plan for one setting of a regime, and its check at equal bytes.
 
     option, values: the setting and what it may be; the regime's own value is the uniform reference and is
-    always among them. component: whose injected loss and whose energy rank the sites, "both" (e) or
-    "perpendicular" (e⊥). map_tokens: sequences for map and errors, not those of setting.windows.
-    sensitivity: a map made before, of the reference. Returns the plan, both losses and both sizes.
+    always among them. component: whether the sites are ranked by the whole error of a move ("both") or by
+    the part across the update alone ("perpendicular"). map_tokens: sequences for the maps, not those of
+    setting.windows. caution: standard errors added to the cost of a move, so that noise is not taken for
+    gain. Returns the plan, both losses and both sizes.
     """
-    from perpend.compression import allocate, compress, measure
-    from perpend.compression import sensitivity as make_map
+    from perpend.compression import allocate, compress, sensitivity
     from perpend.compression.blockwise import compressible
     from perpend.compression.method import with_settings
-    from perpend.compression.plan import predicted_costs
+    from perpend.compression.plan import site_costs
     from perpend.evaluation.perplexity import paired, perplexity, token_nll
 
     if option not in regime.method.defaults:
@@ -103,47 +103,45 @@ def plan(
     if component not in ("both", "perpendicular"):
         raise InputError(f"a plan ranks sites by 'both' or 'perpendicular', not {component!r}")
     reference = regime.settings[option]
-    options = sorted({*values, reference})
-    if len(options) < 2:
-        raise InputError(f"a plan needs more than one value of {option}")
-    metric = "total_squared" if component == "both" else "perpendicular_squared"
+    others = [value for value in sorted(set(values)) if value != reference]
+    if not others:
+        raise InputError(f"a plan needs a value of {option} besides {reference}")
     common = {"batch": setting.batch, "keep": setting.keep, "progress": setting.progress}
-    errors: dict[Any, dict] = {}
-    sizes: dict[Any, dict] = {}
-    uniform = None
-    for value in options:
+
+    def compressed(chosen: Regime, **more: Any) -> nn.Module:
+        model = copy.deepcopy(base)
+        compress(model, setting.calibration, chosen, **common, **more)
+        return model
+
+    uniform = compressed(regime)
+    matrices = compressible(base, keep=setting.keep)
+    sites = [(layer, part) for layer, own in matrices.items() for part in dict.fromkeys(m.part for m in own)]
+    changes = {reference: dict.fromkeys(sites, 0.0)}
+    sizes = {}
+    for value in [reference, *others]:
         candidate = with_settings(regime, **{option: value})
-        other = copy.deepcopy(base)
-        compress(other, setting.calibration, candidate, **common)
-        table = measure(base, other, map_tokens, modes=("local",), batch=setting.batch).table
-        errors[value] = {
-            (int(r.layer), r.part): getattr(r, metric) for r in table.itertuples() if r.part != "block"
+        sizes[value] = {
+            site: sum(
+                candidate.method.bytes(m, candidate.settings) for m in matrices[site[0]] if m.part == site[1]
+            )
+            for site in sites
         }
-        sizes[value] = dict.fromkeys(errors[value], 0.0)
-        for layer, matrices in compressible(base, keep=setting.keep).items():
-            for matrix in matrices:
-                sizes[value][layer, matrix.part] += candidate.method.bytes(matrix, candidate.settings)
         if value == reference:
-            uniform = other
-            if sensitivity is None:
-                sensitivity = make_map(
-                    base, other, map_tokens, components=[(component, "own")], batch=setting.batch,
-                    progress=setting.progress,
-                )  # fmt: skip
-        else:
-            del other
-    chosen_map = sensitivity[(sensitivity["component"] == component) & (sensitivity["match"] == "own")]
-    changes = {(int(r.layer), r.part): float(r.change) for r in chosen_map.itertuples()}
+            continue
+        table = sensitivity(
+            uniform,
+            compressed(candidate),
+            map_tokens,
+            components=[(component, "own")],
+            batch=setting.batch,
+            progress=setting.progress,
+        )
+        changes[value] = {
+            (int(r.layer), r.part): float(r.change) + caution * float(r.se or 0.0) for r in table.itertuples()
+        }
     budget = sum(sizes[reference].values())
-    allocation = allocate(predicted_costs(changes, errors, sizes, reference), budget)
-    planned = copy.deepcopy(base)
-    compress(
-        planned,
-        setting.calibration,
-        regime,
-        plan={s: {option: v} for s, v in allocation.choice.items()},
-        **common,
-    )
+    allocation = allocate(site_costs(changes, sizes), budget)
+    planned = compressed(regime, plan={site: {option: value} for site, value in allocation.choice.items()})
     plain = token_nll(uniform, setting.windows, batch=setting.batch)
     better = token_nll(planned, setting.windows, batch=setting.batch)
     gap = paired(plain, better)
@@ -154,7 +152,8 @@ def plan(
         "uniform": {"value": reference, "bytes": budget, **_loss(perplexity("uniform", plain))},
         "plan": {"bytes": allocation.bytes, **_loss(perplexity("plan", better))},
         "difference": {"loss": gap.difference, "low": gap.low, "high": gap.high},
-        "predicted": {"uniform": sum(max(c, 0) for c in changes.values()), "plan": allocation.loss},
+        "predicted": allocation.loss,
+        "caution": caution,
         "choice": [{"layer": s[0], "part": s[1], option: v} for s, v in sorted(allocation.choice.items())],
     }
 
