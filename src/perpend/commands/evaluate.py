@@ -354,7 +354,7 @@ def figures(run: Any) -> list[Figure]:
                         ),
                         part,
                         "Edited minus unedited, item by item, with 95 % intervals. Equivalent needs the "
-                        "whole (90 %) interval within the margin; one that merely includes 0 decides nothing.",
+                        "whole (90 %) interval within the margin; one that includes 0 decides nothing.",
                     )
                 )
     return made

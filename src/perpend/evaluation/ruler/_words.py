@@ -1,8 +1,8 @@
 """Plain English words for keys and word lists, written out here so that generation needs no download.
 
-The original draws from the `wonderwords` package (about 6,600 nouns, 900 adjectives, 900 verbs). This list is
-smaller and has common words only, so keys take fewer tokens and a little more of a length is haystack. Past
-its size the word list is filled with adjective-noun compounds.
+The original draws from the `wonderwords` package, whose lists are several times longer. This one has common
+words only, so keys take fewer tokens and a little more of a length is haystack. Past its size the word list
+is filled with adjective-noun compounds.
 """
 
 from __future__ import annotations
