@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -187,3 +188,27 @@ def test_watchers_see_the_model_after_each_evaluation(data, tmp_path):
     size = shape("tiny", vocab=data.vocab)
     train(size, "baseline", data, Recipe(**RECIPE), tmp_path / "w", rhythm=Rhythm(evaluate=8), watch=look)
     assert seen == [(8, True), (16, True), (24, True)]
+
+
+def test_tensorboard_gets_the_curve_or_says_what_is_missing(data, tmp_path, monkeypatch):
+    written = []
+
+    class Writer:
+        def __init__(self, folder):
+            written.append(folder)
+
+        def add_scalar(self, name, value, step):
+            written.append((name, step))
+
+        def close(self):
+            written.append("closed")
+
+    size, short = shape("tiny", vocab=data.vocab), Recipe(**RECIPE | {"steps": 4, "warmup": 1})
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    train(size, "baseline", data, short, tmp_path / "a", rhythm=Rhythm(log=2), tensorboard=True)
+    assert written[0] == tmp_path / "a/tensorboard"
+    assert {("loss", 2), ("loss", 4), ("valid_loss", 4), ("lr", 4), ("grad_norm", 2)} <= set(written)
+    assert written[-1] == "closed"
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(PerpendError, match=r"perpend\[train\]"):
+        train(size, "baseline", data, short, tmp_path / "b", tensorboard=True)
