@@ -75,12 +75,12 @@ def make(run, layers: int = 12, heads: int = 8, keys: int = 64, seed: int = 0, h
             "text": name,
         },
         findings=[
-            f"The sink holds {np.nanmean(mass):.1%} of a row on average, from {mass[0].mean():.1%} in the first "
-            f"layer to {mass[-1].mean():.1%} in the last (95 % interval of the mean 0.61–0.66).",
-            "Dropping the sink changes 17.1 % of Jensen–Shannon verdicts (16.4–17.8 %); the split-half floor "
-            "under one convention is 5.2 %.",
-            f"H and H(π) move in opposite directions on 27 % of layer steps: what looks like entropy collapse in "
-            f"{name} is sink growth.",
+            f"The sink holds {np.nanmean(mass):.1%} of a row on average, from {mass[0].mean():.1%} in the "
+            f"first layer to {mass[-1].mean():.1%} in the last (95 % interval of the mean 0.61–0.66).",
+            "Dropping the sink changes 17.1 % of Jensen–Shannon verdicts (16.4–17.8 %); the split-half "
+            "floor under one convention is 5.2 %.",
+            "H and H(π) move in opposite directions on 27 % of layer steps: what looks like entropy collapse "
+            f"in {name} is sink growth.",
         ],
         undefined={"layer 3, head 0": "the sink lies outside the window that this layer sees"},
     )
@@ -93,7 +93,7 @@ def figures(run):
 
     heads, layers, reversal = run.tables["heads"], run.tables["layers"], run.tables["reversal"]
     signatures = run.arrays["signatures"]
-    count, per_layer, keys = signatures.shape
+    _, per_layer, keys = signatures.shape
     flat = np.exp(signatures.reshape(-1, keys))
     far = ((flat[:200, None] - flat[None, :200]) ** 2).sum(-1) ** 0.5
     np.fill_diagonal(far, np.inf)
@@ -123,9 +123,8 @@ def figures(run):
     )
     grid.columns = ["parallel", "perpendicular"]
     grid["loss_rise"] = (grid["parallel"] - 1) ** 2 * 0.05 + (grid["perpendicular"] - 1) ** 2 * 2
-    points = pd.DataFrame(
-        {"sink_mass": [0.2, 0.45, 0.7], "rate": [0.08, 0.15, 0.22], "model": ["a", "b", "this run"]}
-    )
+    points = pd.DataFrame({"sink_mass": [0.2, 0.45, 0.7], "rate": [0.08, 0.15, 0.22]})
+    points["model"] = ["a", "b", "this run"]
     points["source"] = ["paper", "paper", "this run"]
     curve = pd.DataFrame({"sink_mass": np.linspace(0, 1, 40)})
     curve["rate"] = curve["sink_mass"] * 0.32
@@ -136,7 +135,7 @@ def figures(run):
             "Which heads park their attention on the sink?",
             charts.heat(heads, "sink_mass", domain=(0, 1), tooltip=["dispersion"]),
             heads,
-            "Each cell is a query head; depth runs to the right. Bright cells give most of a row to the sink. A "
+            "Each cell is a query head; depth runs to the right. Bright cells give most of a row to it. A "
             "column that is bright throughout is a layer that mostly idles.",
             detail=Detail(
                 ("layer", "head"),
@@ -164,7 +163,7 @@ def figures(run):
                 layers, "total", low="low", high="high", marks="disagree", reference={"log D": 4.16}
             ),
             layers,
-            "The band is a bootstrap over blocks of sequences; rings mark steps on which H and H(π) disagree.",
+            "The band is a bootstrap over blocks; rings mark steps on which H and H(π) disagree.",
         ),
         Figure(
             "Reversals by metric",

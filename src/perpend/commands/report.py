@@ -22,8 +22,8 @@ def command(runs: tuple[str, ...], out: str | None, json: bool) -> None:
     """One page for a run, or several runs side by side.
 
     One RUN: its report.html is made again from its numbers, with the figures of this version of perpend.
-    Several: the settings that differ, the findings side by side, and each figure overlaid or beside the others.
-    A folder without a finished run is refused.
+    Several: the settings that differ, the findings side by side, each figure overlaid or beside the others. A
+    folder without a finished run is refused.
     """
     from pathlib import Path
 

@@ -110,10 +110,10 @@ def profile(
     boolean column: rows where it holds get an open ring. `reference` draws lines, name -> height.
     """
     if isinstance(value, Mapping):
-        need(table, x, *value)
-        kept = [name for name in table.columns if name not in value]
-        table = table.melt(id_vars=kept, value_vars=list(value), var_name="series", value_name="value")
-        table["series"] = table["series"].map(dict(value))
+        need(table, x, low, high, marks, *value)
+        shared = table[[name for name in dict.fromkeys((x, low, high, marks)) if name]]
+        parts = [shared.assign(series=name, value=table[column]) for column, name in value.items()]
+        table = pd.concat(parts, ignore_index=True)
         value, series, label = "value", "series", label or "value"
     need(table, value, x, series, low, high, marks)
     title = label or words(value)
@@ -256,7 +256,7 @@ def chosen_profile(
         up = alt.Y(field(value), type="quantitative", title=label or words(value))
         across = alt.X("index:O", title=x_label, axis=cell_axis())
         return columns.encode(x=across, y=up, tooltip=tips).properties(**size)
-    folded = alt.Chart(chosen()).transform_fold(list(value), as_=["series", "value"])
+    folded = alt.Chart(chosen()).transform_fold([field(name) for name in value], as_=["series", "value"])
     scale = alt.Scale(domain=list(value), range=theme.PALETTE[: len(value)])
     legend = alt.Legend(labelExpr=f"{json.dumps(dict(value))}[datum.label]")
     colour = alt.Color("series:N", scale=scale, title=None, legend=legend)

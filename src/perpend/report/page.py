@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Sequence
-from functools import lru_cache
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -23,6 +21,7 @@ from perpend.errors import InputError
 from perpend.report import theme
 from perpend.report.data import Store, script_json
 from perpend.report.figure import Figure
+from perpend.report.libraries import libraries
 from perpend.report.markup import (
     compare_header,
     contents,
@@ -121,7 +120,7 @@ _POLICY = (
 def _page(title: str, parts: Sequence[str], specs: list[Any], store: Store, runs: Sequence[Any]) -> str:
     style = _asset("page.css")
     style = f"{_variables()}\n{style}"
-    scripts = [_libraries(), _asset("page.js")] if specs else []
+    scripts = [libraries(), _asset("page.js")] if specs else []
     data = {"figures": specs, "data": store.columns, "roles": theme.LIGHT, "config": _config()}
     policy = _POLICY.format(scripts=" ".join(map(_hash, scripts)) or "'none'", style=_hash(style))
     embedded = f'<script type="application/json" id="page-data">{script_json(data)}</script>' if specs else ""
@@ -161,20 +160,6 @@ def _variables() -> str:
 
 def _config() -> dict[str, Any]:
     return theme.config({role: f"var(--{role})" for role in theme.ROLES})
-
-
-@lru_cache(1)
-def _libraries() -> str:
-    """Vega, Vega-Lite and Vega-Embed in the version that altair writes for; nothing in them ends a script."""
-    import altair as alt
-    import vl_convert
-
-    wanted = re.sub(r"^v?(\d+\.\d+).*", r"\1", alt.SCHEMA_VERSION)
-    offered = vl_convert.get_vegalite_versions()
-    newest = offered[-1]
-    version = wanted if wanted in offered and wanted != newest else None
-    code = vl_convert.javascript_bundle(vl_version=version)
-    return code.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _asset(name: str) -> str:

@@ -16,7 +16,7 @@ ROLES: dict[str, tuple[str, str]] = {
     "soft": ("#5d5a54", "#a9a69e"),
     "rule": ("#dedad0", "#36383c"),
     "content": ("#1f6f9f", "#6fb7df"),
-    "sink": ("#b5521b", "#f0955a"),
+    "sink": ("#ad4c15", "#f0955a"),
     "third": ("#4d7c2f", "#94c46d"),
     "fourth": ("#7a4fa3", "#bd9be0"),
     "fifth": ("#9c2f55", "#ea86a8"),

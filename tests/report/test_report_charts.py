@@ -1,0 +1,133 @@
+"""The recurring charts: each compiles, under ordinary and odd names, with gaps and without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import vl_convert
+from scipy.cluster.hierarchy import dendrogram as scipy_dendrogram
+from scipy.cluster.hierarchy import linkage
+
+from perpend.errors import InputError
+from perpend.report import charts, theme
+
+ODD = "a.b[0]:Q 'x' \"y\" \\z"
+
+
+def tables(value: str = "value", other: str = "other") -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "layer": [0, 0, 1, 1],
+            "head": [0, 1, 0, 1],
+            value: [0.1, np.nan, 0.3, 0.4],
+            other: [1.0, 2.0, 3.0, 4.0],
+            "low": [0.0, 0.1, 0.2, 0.3],
+            "high": [0.2, 0.3, 0.4, 0.5],
+            "kind": ["one", "one", "two", "two"],
+            "flag": [True, False, True, False],
+        }
+    )
+
+
+KINDS: dict[str, Callable[[pd.DataFrame, str, str], Any]] = {
+    "heat": lambda t, v, o: charts.heat(t, v, tooltip=[o, "kind"]),
+    "heat around zero": lambda t, v, o: charts.heat(t, v, middle=0.0, domain=(-1, 2)),
+    "surface": lambda t, v, o: charts.surface(t, v, x="layer", y="head", mark={"layer": 1, "head": 1}),
+    "profile": lambda t, v, o: charts.profile(
+        t, v, low="low", high="high", marks="flag", reference={"null": 0.2}
+    ),
+    "profile by series": lambda t, v, o: charts.profile(t, o, series="kind", log_y=True),
+    "profile of columns": lambda t, v, o: charts.profile(t, {v: "first", o: "second"}),
+    "profile of names": lambda t, v, o: charts.profile(t, o, x="kind"),
+    "profile in log steps": lambda t, v, o: charts.profile(t, v, x=o, log_x=True),
+    "bars": lambda t, v, o: charts.bars(
+        t, v, by="kind", low="low", high="high", ticks={o: "paper"}, percent=True
+    ),
+    "bars by series": lambda t, v, o: charts.bars(t, v, by="kind", series="head", reference={"chance": 0.5}),
+    "scatter": lambda t, v, o: charts.scatter(t, v, o, name="kind", series="kind", diagonal=True, size="low"),
+    "scatter on a curve": lambda t, v, o: charts.scatter(
+        t, v, o, curve=t, curve_low="low", curve_high="high"
+    ),
+    "dendrogram": lambda t, v, o: charts.dendrogram(
+        linkage(t[[o]].to_numpy()), list("abcd"), groups=[0, 0, 1, 1]
+    ),
+    "dendrogram of kinds": lambda t, v, o: charts.dendrogram(
+        linkage(t[[o]].to_numpy()), list("abcd"), groups=t["kind"].tolist(), keys={v: t[v].tolist()}
+    ),
+    "dendrogram bare": lambda t, v, o: charts.dendrogram(linkage(t[[o]].to_numpy()), list("abcd")),
+    "chosen": lambda t, v, o: charts.chosen_profile(v),
+    "chosen several": lambda t, v, o: charts.chosen_profile({v: "first", o: "second"}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("names", [("value", "other"), (ODD, "b]c")], ids=["plain", "odd"])
+def test_every_kind_draws(kind: str, names: tuple[str, str]) -> None:
+    chart = KINDS[kind](tables(*names), *names)
+    picture = vl_convert.vegalite_to_svg(charts.themed(chart).to_dict())
+    assert picture.startswith("<svg")
+    if not kind.startswith("chosen"):  # those get their data from a click
+        assert picture.count("<path") > 4
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(("chosen", "dendrogram"))])
+def test_a_missing_column_is_named(kind: str) -> None:
+    table = tables()
+    needed = "other" if kind in ("profile by series", "profile of names") else "value"
+    with pytest.raises(InputError, match=f"no column '{needed}'; it has layer, head"):
+        KINDS[kind](table.drop(columns=needed), "value", "other")
+
+
+def test_a_map_with_only_gaps_still_draws() -> None:
+    table = tables().assign(value=np.nan)
+    for chart in (charts.heat(table, "value"), charts.heat(table, "value", middle=0.0)):
+        assert vl_convert.vegalite_to_svg(charts.themed(chart).to_dict()).startswith("<svg")
+
+
+def test_the_middle_of_a_two_sided_ramp_is_in_the_middle() -> None:
+    spec = charts.heat(tables().assign(value=[-1.0, 0.0, 1.0, 3.0]), "value", middle=0.0).to_dict()
+    scale = next(
+        layer["encoding"]["color"]["scale"] for layer in spec["layer"] if "color" in layer.get("encoding", {})
+    )
+    assert scale["domain"] == [-3.0, 3.0]
+    assert len(theme.DIVERGING) % 2 == 1
+
+
+def test_a_tree_has_scipys_order_and_heights() -> None:
+    data = np.random.default_rng(0).normal(size=(20, 3))
+    merges = linkage(data, "average")
+    segments, leaves = charts.tree(merges, [str(i) for i in range(20)])
+    theirs = scipy_dendrogram(merges, no_plot=True)
+    assert leaves["name"].tolist() == theirs["ivl"]
+    bars = segments[segments["height"] == segments["top"]]
+    assert sorted(bars["height"]) == pytest.approx(sorted(heights[1] for heights in theirs["dcoord"]))
+    ours = sorted((row.right - row.left) for row in bars.itertuples())
+    assert ours == pytest.approx(sorted((c[2] - c[1]) / 10 for c in theirs["icoord"]))
+    upright = segments[segments["left"] == segments["right"]]
+    assert (upright["top"] >= upright["height"]).all()
+
+
+def test_a_tree_as_deep_as_it_is_wide_needs_no_recursion() -> None:
+    count = 3000
+    merges = [(0, 1, 1.0, 2), *((count + k - 2, k, float(k), k + 1) for k in range(2, count))]
+    _, leaves = charts.tree(merges, [str(i) for i in range(count)])
+    assert sorted(leaves["name"], key=int) == [str(i) for i in range(count)]
+
+
+def test_a_tree_of_the_wrong_size_is_refused() -> None:
+    with pytest.raises(InputError, match="3 leaves has 2 merges"):
+        charts.tree([(0, 1, 1.0, 2)], ["a", "b", "c"])
+    with pytest.raises(InputError, match="two leaves"):
+        charts.tree([], ["a"])
+
+
+def test_tables_are_left_as_they_were() -> None:
+    table = tables()
+    before = table.copy()
+    for make in KINDS.values():
+        make(table, "value", "other")
+    pd.testing.assert_frame_equal(table, before)
