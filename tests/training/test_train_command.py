@@ -48,6 +48,20 @@ def test_a_comparison_leaves_models_tables_and_a_report(corpus, tmp_path, capsys
         assert title in page
 
 
+def test_finished_models_are_scored_if_asked(corpus, tmp_path, capsys):
+    items = [{"question": f"is {n} it", "passage": "one ring", "answer": n % 2 == 0} for n in range(4)]
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/boolq_validation.jsonl").write_text("".join(json.dumps(i) + "\n" for i in items))
+    asked = ["--tasks", "boolq", "--tasks-data", str(tmp_path / "tasks"), "--json"]
+    assert run(arguments(corpus, tmp_path / "run", "--compare", "baseline,value-full", *asked)) == 0
+    scores = json.loads(capsys.readouterr().out)["results"]["scores"]
+    assert [(row["variant"], row["task"], row["n"]) for row in scores] == [
+        ("baseline", "boolq", 4),
+        ("value-full", "boolq", 4),
+    ]
+    assert all(0 <= row["value"] <= 1 for row in scores)
+
+
 def test_an_interrupted_comparison_goes_on(corpus, tmp_path, capsys, monkeypatch):
     from perpend.training import trainer
 

@@ -80,15 +80,6 @@ def here(data, out, variant: str, **changes):
     return train(size, variant, data, Recipe(**RECIPE | changes), out, rhythm=Rhythm(**RHYTHM))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The order of sums depends on the number of threads, and worker.py has one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_a_run_learns_and_its_folder_says_what_was_done(data, tmp_path):
     asked = Recipe(**{**RECIPE, "steps": 40}, micro=2)
     size = shape("tiny", vocab=data.vocab)

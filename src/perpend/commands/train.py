@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perpend.evaluation.options import add_tasks
 from perpend.options import run_options, verb
 
 if TYPE_CHECKING:
@@ -112,12 +113,11 @@ def _names(context: click.Context, parameter: click.Parameter, value: str) -> tu
     help="Under torchrun.  [default: fsdp from 1.4B on, else ddp]",
 )
 @click.option("--tensorboard", is_flag=True, help="Curves for TensorBoard too, in each model's folder.")
-@click.option("--tasks", help="Score the finished models on these tasks, as `perpend compare` names them.")
-@click.option("--tasks-data", metavar="DIR", help="Folder with the tasks' .jsonl files.")
 @click.option("--gpus", metavar="NxNAME", help="With --plan: the devices to plan for, such as 8xH100.")
 @click.option(
     "--mfu", type=float, default=0.4, show_default=True, help="With --plan: utilisation assumed of them."
 )
+@add_tasks
 @run_options
 def command(**options: Any) -> None:
     """How pretraining goes with and without the part of updates or of attention that is along its reference.
@@ -250,7 +250,7 @@ class Settings:
 
 def request(options: dict[str, Any], asked: Settings) -> dict[str, Any]:
     """What decides the results."""
-    names = ("tokenizer", "vocab", "valid", "limit", "eval_every", "eval_sequences", "tasks", "tasks_data")
+    names = ("tokenizer", "vocab", "valid", "limit", "eval_every", "eval_sequences")
     return {
         "model": {"name": asked.size},
         "data": {"name": options["text"] or options["data"]},
@@ -258,7 +258,15 @@ def request(options: dict[str, Any], asked: Settings) -> dict[str, Any]:
         "seeds": asked.seeds,
         "recipe": {k: v for k, v in asked.recipe.identity().items() if k != "seed"},
         **{name: options[name] for name in names},
+        "tasks": scoring(options),
     }
+
+
+def scoring(options: dict[str, Any]) -> dict[str, Any] | None:
+    """What `perpend.evaluate` is asked for, or None where no tasks are."""
+    from perpend.evaluation.options import task_options
+
+    return task_options({**options, "seeds": None, "batch": None}) if options["tasks"] else None
 
 
 def plan(options: dict[str, Any], asked: Settings) -> tuple[Any, ...]:
@@ -319,7 +327,7 @@ def downstream(folders: dict[tuple[str, int], Path], options: dict[str, Any]) ->
     rows = []
     for (variant, seed), folder in folders.items():
         model, tokenizer = load(str(folder))
-        scored = evaluate(model, tokenizer, options["tasks"], data=options["tasks_data"]).table
+        scored = evaluate(model, tokenizer, **scoring(options)).table
         kept = scored[scored["headline"]][["task", "metric", "value", "low", "high", "n", "chance"]]
         rows.append(kept.assign(variant=variant, seed=seed))
     return pd.concat(rows, ignore_index=True)[["variant", "seed", *kept.columns]]
