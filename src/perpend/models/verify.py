@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SEQUENCES, LENGTH, DECODED = 8, 48, 6
+PATCHES = 8  # on a side of the images
 
 # relative error of a whole pass in another order of summation, by the model's dtype
 _THROUGH = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -225,14 +226,11 @@ def _row(check: Callable[[Probe], Found], probe: Probe) -> Check:
 
 def _inputs(model: nn.Module, tokenizer: Any) -> Tensor:
     config = text_config(model)
-    size = getattr(config, "image_size", None)
     generator = torch.Generator().manual_seed(0)
-    if size is not None and getattr(config, "vocab_size", None) is None:
-        height, width = (size, size) if isinstance(size, int) else size
-        channels = getattr(config, "num_channels", 3)
-        return torch.randn(SEQUENCES, channels, height, width, generator=generator)
+    if getattr(config, "image_size", None) is not None and getattr(config, "vocab_size", None) is None:
+        return _images(model, config, generator)
     length = min(LENGTH, getattr(config, "max_position_embeddings", None) or LENGTH)
-    if tokenizer is not None and callable(tokenizer):
+    if hasattr(tokenizer, "encode"):
         from perpend import texts
 
         return texts.sequences(texts.read_text(None), tokenizer, length=length).take(SEQUENCES, 0)
@@ -242,6 +240,24 @@ def _inputs(model: nn.Module, tokenizer: Any) -> Tensor:
     special = {getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos", "image")}
     ids = torch.tensor([i for i in range(vocabulary) if i not in special])
     return ids[torch.randint(len(ids), (SEQUENCES, length), generator=generator)]
+
+
+def _images(model: nn.Module, config: Any, generator: torch.Generator) -> Tensor:
+    """Random images; smaller than the model's own where it interpolates positions: passes stay short."""
+    size, patch = config.image_size, getattr(config, "patch_size", 16)
+    height, width = (size, size) if isinstance(size, int) else size
+    patch = patch if isinstance(patch, int) else patch[0]
+    channels = getattr(config, "num_channels", 3)
+    images = torch.randn(SEQUENCES, channels, height, width, generator=generator)
+    side = PATCHES * patch
+    if min(height, width) <= side:
+        return images
+    try:
+        with torch.no_grad():
+            model(**model_inputs(model, images[:1, :, :side, :side]))
+    except (ValueError, RuntimeError):  # it takes one size alone
+        return images
+    return images[:, :, :side, :side].contiguous()
 
 
 def probe_inputs(model: nn.Module, count: int, length: int) -> dict[str, Any]:

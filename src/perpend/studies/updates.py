@@ -1,0 +1,181 @@
+"""What the survey of updates says of a model, in sentences with their numbers.
+
+study = updates_study(survey, generation, ranking, curve)
+study.findings, study.results, study.tables
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perpend.studies.generation_profile import GenerationProfile
+from perpend.studies.layer_drop import Ranking
+from perpend.surveys.updates import CONVENTIONS, UpdateSurvey
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAMES = {"attn": "attention", "mlp": "MLP", "block": "block"}
+UNITS = {"attn": "attention", "mlp": "MLP", "block": "block", "module": "module"}
+GAP = 0.01  # a second-order cosine further off than this is called wrong
+
+
+@dataclass(frozen=True)
+class UpdatesStudy:
+    """Everything `perpend updates` found; `curve` is the table of `studies.layer_drop.evaluate`."""
+
+    survey: UpdateSurvey
+    generation: GenerationProfile | None
+    ranking: Ranking
+    curve: pd.DataFrame | None
+    unit: str
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        tables = {"updates": self.survey.table(), "ranking": self.ranking.table}
+        if self.generation is not None:
+            tables["generation"] = self.generation.table
+        if self.curve is not None:
+            tables["dropping"] = self.curve
+        return tables
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        arrays = self.survey.arrays
+        return {**arrays, "histograms": arrays["histograms"].astype(np.int32)}
+
+    @property
+    def results(self) -> dict[str, Any]:
+        results = {"updates": self.survey.results, "dropping": {"orders": self._orders}}
+        if self.generation is not None:
+            results["generation"] = self.generation.results
+        if self.curve is not None:
+            results["dropping"] |= {
+                "unit": self.unit,
+                "curve": [
+                    {"order": row.order, "count": row.count_, "loss": row.loss, "perplexity": row.perplexity}
+                    for row in self.curve.rename(columns={"count": "count_"}).itertuples()
+                ],
+            }
+        return results
+
+    @property
+    def _orders(self) -> dict[str, dict[str, list[int]]]:
+        """criterion -> part -> layers from the most droppable on."""
+        return {
+            criterion: {
+                part: [layer for layer, _ in self.ranking.order(part, criterion)]
+                for part in self.ranking.parts
+            }
+            for criterion in self.ranking.scores
+        }
+
+    @property
+    def conventions(self) -> dict[str, str]:
+        return dict(CONVENTIONS)
+
+    @property
+    def undefined(self) -> list[str]:
+        return self.survey.undefined
+
+    @property
+    def findings(self) -> list[str]:
+        survey, found = self.survey, []
+        null = survey.null["ratio_mean"]
+        over = survey.results["over_layers"]
+        means = [
+            f"{over[part]['all']['ratio']:.3f} for the {NAMES[part]} "
+            f"({over[part]['all']['ratio'] / null:.1f} times)"
+            for part in survey.parts
+            if over[part]["all"]["ratio"] is not None
+        ]
+        if means:
+            found.append(
+                "The part of an update along the stream, over the part across it, averages "
+                f"{', '.join(means)}; a random direction has {null:.3f}."
+            )
+        found += [line for part in survey.parts for line in self._part(part)]
+        found += self._second_order() + self._left_out() + self._generation() + self._dropping()
+        return found
+
+    def _part(self, part: str) -> list[str]:
+        survey, j = self.survey, self.survey.parts.index(part)
+        ratio, alpha = survey.mean("ratio")[:, j], survey.mean("alpha")[:, j]
+        if not np.isfinite(ratio).any():
+            return []
+        most = int(np.nanargmax(ratio))
+        trimmed = survey.mean("ratio", "without_both")[:, j]
+        shrinking = int((alpha < 0).sum())
+        line = (
+            f"{NAMES[part].capitalize() if part != 'mlp' else 'MLP'}: the ratio is largest in layer "
+            f"{survey.layers[most]} ({ratio[most]:.3f}, {trimmed[most]:.3f} without position 0 and "
+            "the largest "
+            f"1 % of tokens); {shrinking} of {len(alpha)} layers shrink the stream on average (α < 0)."
+        )
+        return [line]
+
+    def _second_order(self) -> list[str]:
+        if "block" not in self.survey.parts:
+            return []
+        j = self.survey.parts.index("block")
+        gap = (self.survey.mean("cosine") - self.survey.mean("second_order"))[:, j]
+        wrong = [layer for layer, value in zip(self.survey.layers, gap) if value > GAP]
+        if not wrong:
+            return [
+                f"1 − ρ²/2 stands for the exact cosine of every block to within {np.nanmax(gap):.2g} "
+                "on average."
+            ]
+        worst = int(np.nanargmax(gap))
+        return [
+            f"1 − ρ²/2 is no stand-in for the cosine in {len(wrong)} of {len(gap)} blocks (off by more than "
+            f"{GAP} on average; in layer {self.survey.layers[worst]} by {gap[worst]:.3g})."
+        ]
+
+    def _left_out(self) -> list[str]:
+        left = {key: value for key, value in self.survey.results["left_out"].items() if value}
+        if not left:
+            return []
+        words = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in left.items())
+        return [f"Tokens counted and not averaged, over layers and parts: {words}."]
+
+    def _generation(self) -> list[str]:
+        if self.generation is None or "block" not in self.generation.parts:
+            return []
+        per_layer = self.generation.results["per_layer"]
+        words = [
+            f"{entry['block']['first_quarter']:.3f} → {entry['block']['last_quarter']:.3f} in layer "
+            f"{entry['layer']}"
+            for entry in per_layer
+            if entry["block"]["ratio"] is not None
+        ]
+        change = ", ".join(words)
+        return [f"While the model writes, the block's ratio goes (first → last quarter) {change}."]
+
+    def _dropping(self) -> list[str]:
+        if self.curve is None:
+            return []
+        base = float(self.curve[self.curve["count"] == 0].perplexity.iloc[0])
+        lines = []
+        for count, group in self.curve[self.curve["count"] > 0].groupby("count"):
+            best = group.loc[group.loss.idxmin()]
+            chance = group[group.order.str.startswith("random")].perplexity
+            lines.append(
+                f"Without {count} {UNITS[self.unit]}{'s' * (count > 1)} perplexity goes from {base:.4g} to "
+                f"{best.perplexity:.4g} at best (order: {best.order}); random orders give {chance.min():.4g} "
+                f"to {chance.max():.4g}."
+            )
+        return lines
+
+
+def updates_study(
+    survey: UpdateSurvey,
+    generation: GenerationProfile | None,
+    ranking: Ranking,
+    curve: pd.DataFrame | None = None,
+    unit: str = "block",
+) -> UpdatesStudy:
+    """Put the pieces together; what was not run is None."""
+    return UpdatesStudy(survey, generation, ranking, curve, unit)
