@@ -356,7 +356,7 @@ def _weights(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def _allow_for_logits(found: Found, logits: Tensor) -> None:
-    """Rounding of a logit in the kernel's fp32 is a relative error of its weight: large ones need more room."""
+    """Rounding of a logit in fp32 is a relative error of its weight: large logits need more room."""
     largest = float(logits[torch.isfinite(logits)].abs().max())
     found.tolerance = max(found.tolerance, 16 * torch.finfo(torch.float32).eps * largest)
 
