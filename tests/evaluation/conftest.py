@@ -6,6 +6,15 @@ import pytest
 import torch
 
 
+@pytest.fixture(scope="package", autouse=True)
+def one_thread():
+    """Models this small only lose time to a second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     from pydoc_data.topics import topics

@@ -180,3 +180,13 @@ def test_both_evaluates_inside_and_outside(model, tokenizer, tmp_path):
     other = both(model, tokenizer, blunted, "piqa", data=tmp_path, base=same.base)
     assert other.table.iloc[0]["verdict"] == "different"
     assert other.base is same.base
+
+
+def test_a_broken_model_is_called_broken():
+    lls = np.full(20, -3.0)
+    broken = lls.copy()
+    broken[4] = math.nan
+    comparison = compare(evaluation([1] * 20, lls), evaluation([1] * 20, broken))
+    assert comparison.table.iloc[0]["verdict"] == "different"
+    assert "1 of 20 items no finite value" in comparison.findings[0]
+    assert comparison.results["tasks"]["toy"]["gold log-likelihood"]["difference"] is None

@@ -212,3 +212,27 @@ def test_numbers_that_do_not_exist_are_none():
     result = perplexity("x", broken).results
     assert result["loss"] is None
     assert result["nonfinite_tokens"] == 1
+
+
+def test_a_model_that_looks_ahead_is_refused():
+    import transformers
+
+    encoder = transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        )
+    ).eval()
+    with pytest.raises(InputError, match="not causal"):
+        token_nll(encoder, random_tokens())
+
+
+def test_dropout_is_off_and_the_mode_put_back():
+    import transformers
+
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=1, n_head=2, n_positions=64)
+    )
+    model.train()
+    first, second = token_nll(model, random_tokens()), token_nll(model, random_tokens())
+    assert torch.equal(first.values, second.values)
+    assert model.training

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from perpend.errors import InputError
 from perpend.evaluation.windows import Windows, as_windows
-from perpend.models.head import halves
+from perpend.models.head import evaluating, halves
 from perpend.progress import Progress, silent
 
 CHUNK = 1024  # tokens whose logits exist at one time
@@ -102,11 +102,11 @@ def token_nll(
     """
     windows = as_windows(tokens)
     _check_vocabulary(model, windows.tokens)
-    parts = halves(model)
     device = next(model.parameters()).device
     n, length = windows.tokens.shape
     values = torch.zeros(n, length - 1)
-    with progress(total=n, unit="sequences", description="loss") as advance:
+    with evaluating(model), progress(total=n, unit="sequences", description="loss") as advance:
+        parts = halves(model)
         for start in range(0, n, batch):
             rows = windows.tokens[start : start + batch].to(device)
             hidden = parts.trunk(rows[:, :-1])
@@ -141,11 +141,11 @@ def divergence(
     windows = as_windows(tokens)
     _check_vocabulary(base, windows.tokens)
     _check_vocabulary(other, windows.tokens)
-    first, second = halves(base), halves(other)
     device, far = next(base.parameters()).device, next(other.parameters()).device
     n, length = windows.tokens.shape
     tables = {name: torch.zeros(n, length - 1) for name in ("base", "other", "kl", "agreement")}
-    with progress(total=n, unit="sequences", description="divergence") as advance:
+    with evaluating(base, other), progress(total=n, unit="sequences", description="divergence") as advance:
+        first, second = halves(base), halves(other)
         for start in range(0, n, batch):
             rows = windows.tokens[start : start + batch].to(device)
             hidden = first.trunk(rows[:, :-1])

@@ -65,7 +65,7 @@ def bootstrap(gap: np.ndarray, levels: tuple[float, ...], *, seed: int = 0, draw
 
 def items_for(variance: float, distance: float, z: float) -> float:
     """Items at which a difference with this per-item variance is resolved to `distance` with 80 % power."""
-    if distance <= 0:
+    if not distance > 0 or not math.isfinite(variance):
         return math.inf
     return math.ceil(variance * (z / distance) ** 2)
 
@@ -142,7 +142,8 @@ def compare(
         first, second = base[label], other[label]
         _same_items(first, second)
         lls = [np.array(task.items.get("gold_ll", []), dtype=float) for task in (first, second)]
-        if len(lls[0]) and np.isfinite(lls[0]).all() and np.isfinite(lls[1]).all():
+        # where the harness generates there is none; where only the second model has none it is broken
+        if len(lls[0]) and np.isfinite(lls[0]).all():
             rows.append(_row(first, "gold log-likelihood", *lls, margin_nats, seed, "nats"))
         if first.metric in first.items:
             scores = [np.array(task.items[first.metric], dtype=float) for task in (first, second)]
@@ -167,7 +168,11 @@ def _row(
     gap = other - base
     n = len(gap)
     binary = unit == "fraction" and set(np.unique([base, other])) <= {0.0, 1.0}
-    if binary:
+    broken = int((~np.isfinite(gap)).sum())
+    if broken:
+        wide = narrow = (-math.inf, math.inf)
+        variance = math.inf
+    elif binary:
         wide, narrow = newcombe(base, other, Z95), newcombe(base, other, Z90)
         # no changed answer in n items is not a variance of 0: count half of one either way
         changed = (float((gap != 0).sum()) + 1) / (n + 2)
@@ -191,7 +196,8 @@ def _row(
         "better": int((gap > 0).sum()),
         "worse": int((gap < 0).sum()),
         "margin": margin,
-        "verdict": verdict(narrow, wide, margin),
+        "verdict": verdict(narrow, wide, margin) if not broken else "different",
+        "nonfinite": broken,
         # equivalence if the true difference is 0: both one-sided tests pass with 80 % power
         "items_for_equivalence": items_for(variance, margin, Z90 + 1.2815515655446004),
         "items_for_difference": items_for(variance, abs(mean), Z95 + Z80),
@@ -201,6 +207,11 @@ def _row(
 
 
 def _sentence(row: dict[str, Any]) -> str:
+    if row["nonfinite"]:
+        return (
+            f"{row['task']}, {row['quantity']}: the second model gives {row['nonfinite']} of {row['n']} "
+            "items no finite value, so it is broken there"
+        )
     nats = row["unit"] == "nats"
     scale, unit, digits = (1, "nats", 3) if nats else (100, "points", 1)
     text = (

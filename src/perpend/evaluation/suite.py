@@ -18,6 +18,7 @@ from perpend.evaluation.result import Evaluation, TaskScores
 from perpend.evaluation.scoring import Encoder, context_length, loglikelihoods
 from perpend.evaluation.tasks._files import TaskData, locate, read
 from perpend.evaluation.tasks._kinds import Document, Task
+from perpend.models.head import evaluating
 from perpend.progress import Progress, silent
 
 SHOT_SEED = 1234  # the harness' own seed for few-shot examples
@@ -58,9 +59,7 @@ def evaluate(
     encoder = Encoder(tokenizer, bos)
     longest = context or context_length(model, tokenizer)
     own, synthetic, other = _sorted(expand(tasks), data)
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         scores = [
             _local(
                 model, encoder, local.task(name), Path(str(data)), limit, fewshot, batch, longest, progress
@@ -84,8 +83,6 @@ def evaluate(
             scores += harness_scores(
                 model, tokenizer, other, limit=limit, fewshot=fewshot, batch=batch, context=longest, bos=bos
             )
-    finally:
-        model.train(was_training)
     order = {name: position for position, name in enumerate(expand(tasks))}
     scores.sort(key=lambda one: order.get(one.task, len(order)))
     return Evaluation(

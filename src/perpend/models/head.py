@@ -8,7 +8,9 @@ family are in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +50,19 @@ def logits_of(output: object) -> Tensor:
     return logits
 
 
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Evaluation mode (no dropout) inside; each model's own mode afterwards."""
+    modes = [model.training for model in models]
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for model, mode in zip(models, modes):
+            model.train(mode)
+
+
 def _whole(model: nn.Module) -> Halves:
     return Halves(lambda tokens: logits_of(_call(model, tokens)), lambda logits: logits, chunked=False)
 
@@ -59,10 +74,36 @@ def _call(module: nn.Module, tokens: Tensor) -> object:
     return module(tokens)
 
 
-def _apart(model: nn.Module, trunk: nn.Module) -> Halves | None:
-    """The halves around one candidate trunk, or None where model and trunk do not fit together this way."""
-    # the type of the trunk's own output: some heads read more fields of it than the hidden states
-    kind: list[type] = []
+def _probe(model: nn.Module) -> Tensor:
+    """A few different tokens, [1, PROBE]."""
+    vocabulary = int(getattr(getattr(model, "config", None), "vocab_size", None) or PROBE)
+    return (torch.arange(PROBE, device=next(model.parameters()).device) % vocabulary)[None]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Equal up to the rounding of the model's dtype, on the scale of the logits themselves."""
+    if one.shape != other.shape:
+        return False
+    scale = float(one.float().nan_to_num().std())
+    close = (1e-3 if one.dtype in (torch.float32, torch.float64) else 3e-2) * scale
+    return torch.allclose(one.float(), other.float(), rtol=0, atol=close, equal_nan=True)
+
+
+@torch.no_grad()
+def _refuse_foresight(model: nn.Module) -> None:
+    probe = _probe(model)
+    altered = probe.clone()
+    altered[0, -1] = probe[0, 0]
+    before, after = (logits_of(_call(model, tokens))[:, :-1] for tokens in (probe, altered))
+    if not _same(before, after):
+        raise InputError(
+            f"{type(model).__name__} is not causal: changing a token changes the logits before it, so they "
+            "are no predictions of the next token; evaluation needs a causal language model"
+        )
+
+
+def _built(model: nn.Module, trunk: nn.Module, kind: type) -> Halves:
+    """The halves around a trunk whose output is of type `kind`: some heads read more than its states."""
 
     def run_trunk(tokens: Tensor) -> Tensor:
         return _call(trunk, tokens).last_hidden_state
@@ -77,7 +118,7 @@ def _apart(model: nn.Module, trunk: nn.Module) -> Halves | None:
 
     def run_head(hidden: Tensor) -> Tensor:
         own = trunk.__dict__.get("forward")
-        trunk.forward = lambda *args, **kwargs: kind[0](last_hidden_state=hidden)
+        trunk.forward = lambda *args, **kwargs: kind(last_hidden_state=hidden)
         try:
             tokens = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
             return logits_of(_call(model, tokens))
@@ -87,35 +128,51 @@ def _apart(model: nn.Module, trunk: nn.Module) -> Halves | None:
             else:
                 trunk.forward = own
 
-    vocabulary = int(getattr(model.config, "vocab_size", PROBE) or PROBE)
-    device = next(model.parameters()).device
-    probe = (torch.arange(PROBE, device=device) % vocabulary)[None]
-    with torch.no_grad():
-        whole = logits_of(_call(model, probe))
-        try:
-            output = _call(trunk, probe)
-            kind.append(type(output))
-            logits = run_head(output.last_hidden_state)
-        except (AttributeError, TypeError, ValueError):  # other arguments, or another shape of output
-            return None
-    if logits.shape != whole.shape or not torch.allclose(logits.float(), whole.float(), rtol=1e-3, atol=1e-3):
-        return None
     return Halves(run_trunk, run_head, chunked=True, after=run_after)
+
+
+@torch.no_grad()
+def _fits(model: nn.Module, trunk: nn.Module) -> type | None:
+    """The type of the trunk's output where trunk and head give the whole model's logits, else None."""
+    probe = _probe(model)
+    whole = logits_of(_call(model, probe))
+    try:
+        output = _call(trunk, probe)
+        logits = _built(model, trunk, type(output)).head(output.last_hidden_state)
+    except (AttributeError, TypeError, ValueError):  # other arguments, or another shape of output
+        return None
+    return type(output) if _same(logits, whole) else None
+
+
+# how a model comes apart is found once: (name of the trunk, type of its output), or None for a whole one
+_seen: weakref.WeakKeyDictionary[nn.Module, tuple[str, type] | None] = weakref.WeakKeyDictionary()
+# most causal classes call `base_model`; OPT the decoder inside it, image-text models their text half
+_TRUNKS = ("base_model", "base_model.decoder", "base_model.language_model")
+
+
+def _trunk(model: nn.Module, path: str) -> nn.Module | None:
+    found: object = model
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, nn.Module) and found is not model else None
 
 
 def halves(model: nn.Module) -> Halves:
     """Take a causal language model apart; a model that cannot be stays whole (`chunked` False).
 
     The halves are compared with the whole model on a few tokens first, so a family whose forward does more
-    than trunk and head (a second stream, a logit that reads the tokens) is never silently mis-scored.
+    than trunk and head (a second stream, a logit that reads the tokens) is never silently mis-scored. Raises
+    InputError for a model whose logits depend on later tokens: they are no next-token predictions.
     """
-    if not hasattr(model, "config") or not hasattr(model, "base_model"):
-        return _whole(model)
-    base = model.base_model
-    # most causal classes call `base_model`; OPT the decoder inside it, image-text models their text half
-    for trunk in (base, getattr(base, "decoder", None), getattr(base, "language_model", None)):
-        if isinstance(trunk, nn.Module) and trunk is not model:
-            found = _apart(model, trunk)
-            if found is not None:
-                return found
-    return _whole(model)
+    if model not in _seen:
+        _refuse_foresight(model)
+        _seen[model] = None
+        for path in _TRUNKS if hasattr(model, "config") else ():
+            trunk = _trunk(model, path)
+            kind = _fits(model, trunk) if trunk is not None else None
+            if kind is not None:
+                _seen[model] = (path, kind)
+                break
+    known = _seen[model]
+    trunk = _trunk(model, known[0]) if known else None
+    return _whole(model) if known is None or trunk is None else _built(model, trunk, known[1])
