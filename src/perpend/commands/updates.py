@@ -75,6 +75,9 @@ def command(**options: Any) -> None:
     position 0 and the largest tokens. Then the ratio while the model writes, and which layers turn the stream
     so little that they can be dropped.
     """
+    from dataclasses import asdict
+
+    from perpend.distributed import map_blocks
     from perpend.errors import InputError
     from perpend.job import Job
     from perpend.models.layout import blocks
@@ -101,11 +104,13 @@ def command(**options: Any) -> None:
         generation = None
         if options["generate"] and getattr(job.model, "can_generate", lambda: False)():
             prompts = tokens[:2, : max(8, tokens.shape[1] // 3)]
-            generation = run.step(
-                "generation",
-                lambda: _packed(generation_profile(job.model, prompts, steps=options["generate"])),
+            (step,) = map_blocks(
+                1,
+                lambda _: asdict(generation_profile(job.model, prompts, steps=options["generate"])),
+                store=run.step,
+                name="generation",
             )
-            generation = _unpacked(generation)
+            generation = _profile(step)
         ranking = rank(survey)
         curve = None
         if held_out is not None:
@@ -150,14 +155,8 @@ def _held_out(job: Any, tokens: Any) -> Any:
     return as_windows(rest, bos=job.sequences.bos, split=job.sequences.text.name)
 
 
-def _packed(profile: Any) -> dict[str, Any]:
-    """A profile as a step of a run holds it."""
-    from dataclasses import asdict
-
-    return asdict(profile)
-
-
-def _unpacked(step: dict[str, Any]) -> Any:
+def _profile(step: dict[str, Any]) -> Any:
+    """The profile that a step of the run holds."""
     from perpend.studies.generation_profile import GenerationProfile
 
     return GenerationProfile(**{**step, "layers": tuple(step["layers"]), "parts": tuple(step["parts"])})

@@ -24,6 +24,9 @@ def command(**options: Any) -> int:
     observing and a no-op edit change no bit, that cached decoding, padding and batching change nothing beyond
     rounding, and that an error restores the model. The exit status is 1 if a check fails.
     """
+    from dataclasses import asdict
+
+    from perpend.distributed import map_blocks
     from perpend.job import Job
     from perpend.models.verify import Check, Verification, verify
 
@@ -36,7 +39,12 @@ def command(**options: Any) -> int:
         return 0
     with job.run() as run:
         only = options["only"] or None
-        rows = run.step("checks", lambda: _packed(verify(job.model, _text_tokenizer(job), only=only)))
+        (rows,) = map_blocks(
+            1,
+            lambda _: [asdict(row) for row in verify(job.model, _text_tokenizer(job), only=only).rows],
+            store=run.step,
+            name="checks",
+        )
         result = Verification(job.model_name, tuple(Check(**row) for row in rows))
         run.table("checks", result.table)
         failed = [f"{row.name}: {row.detail or row.question} ({row.seen})" for row in result.failures]
@@ -58,12 +66,6 @@ def command(**options: Any) -> int:
 def _text_tokenizer(job: Any) -> Any:
     """The tokenizer, where it is one for text: an image processor is none."""
     return job.tokenizer if hasattr(job.tokenizer, "encode") else None
-
-
-def _packed(verification: Any) -> list[dict[str, Any]]:
-    from dataclasses import asdict
-
-    return [asdict(row) for row in verification.rows]
 
 
 def _error(value: float | None) -> str:

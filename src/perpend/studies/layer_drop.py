@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perpend.distributed import Store, direct
+from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError, unknown_name
 from perpend.models.smaller import Drop, dropped
 from perpend.progress import Progress, silent
@@ -141,26 +141,21 @@ def evaluate(
             raise InputError(
                 f"{count} parts cannot be dropped: there are {longest}, and at least one must go"
             )
-    done: dict[frozenset[Drop], dict[str, Any]] = {}
-
-    def losses(drops: frozenset[Drop]) -> dict[str, Any]:
-        def compute() -> dict[str, Any]:
-            with dropped(model, drops):
-                found = perplexity("drop", token_nll(model, windows, batch=batch))
-            return {"loss": found.loss, "low": found.low, "high": found.high, "perplexity": found.perplexity}
-
-        if drops not in done:
-            name = "-".join(f"{layer}{part}" for layer, part in sorted(drops)) or "none"
-            done[drops] = store(f"drop-{name}", compute)
-        return done[drops]
-
-    rows = []
     plan = [
         (name, count, frozenset(order[:count])) for name, order in orders.items() for count in (0, *counts)
     ]
-    with progress(total=len(plan), unit="models", description="dropping") as advance:
-        for name, count, drops in plan:
-            words = " ".join(f"{layer}.{part}" for layer, part in sorted(drops))
-            rows.append({"order": name, "count": count, "dropped": words, **losses(drops)})
+    sets = list(dict.fromkeys(drops for _, _, drops in plan))
+    with progress(total=len(sets), unit="models", description="dropping") as advance:
+
+        def compute(index: int) -> dict[str, Any]:
+            with dropped(model, sets[index]):
+                found = perplexity("drop", token_nll(model, windows, batch=batch))
             advance(1)
+            return {"loss": found.loss, "low": found.low, "high": found.high, "perplexity": found.perplexity}
+
+        losses = dict(zip(sets, map_blocks(len(sets), compute, store=store, name="drop")))
+    rows = []
+    for name, count, drops in plan:
+        words = " ".join(f"{layer}.{part}" for layer, part in sorted(drops))
+        rows.append({"order": name, "count": count, "dropped": words, **losses[drops]})
     return pd.DataFrame(rows)
