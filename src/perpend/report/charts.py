@@ -22,10 +22,10 @@ import pandas as pd
 
 from perpend.report import theme
 from perpend.report.encodings import (
-    PLAIN_LABELS,
     cell_axis,
     colour_of,
     field,
+    legend,
     need,
     ramp,
     references,
@@ -121,9 +121,10 @@ def profile(
         field(value),
         type="quantitative",
         title=title,
-        scale=alt.Scale(type="log" if log_y else "linear", zero=zero and not log_y),
+        scale=alt.Scale(type="log", nice=False) if log_y else alt.Scale(zero=zero),
+        axis=alt.Axis(tickCount=6),
     )
-    colour, _ = colour_of(table, series)
+    colour, _ = colour_of(table, series, lines=True)
     base = alt.Chart(table).encode(x=_along(table[x], x, x_label, log_x), **colour)
     tips = [*tips_of(table, [x, series], form), tip(value, form, title), *tips_of(table, [low, high], form)]
     layers: list[Any] = []
@@ -133,7 +134,7 @@ def profile(
     layers.append(base.mark_line(clip=True).encode(y=up))
     if points:
         layers.append(base.mark_point(size=36, opacity=1).encode(y=up, tooltip=tips))
-    if marks:
+    if marks and table[marks].any():
         rings = base.transform_filter(alt.FieldEqualPredicate(field=field(marks), equal=True))
         layers.append(rings.mark_point(size=190, filled=False, strokeWidth=1.8).encode(y=up, tooltip=tips))
     return alt.layer(*layers, *references(reference)).properties(width="container", height=300)
@@ -158,7 +159,7 @@ def bars(
     need(table, value, by, low, high, series, *ticks)
     title, form = label or words(value), ".1%" if percent else form
     order = list(dict.fromkeys(table[by]))
-    names = alt.Axis(labelExpr=PLAIN_LABELS, labelLimit=260)
+    names = alt.Axis(labelLimit=260)
     place: dict[str, Any] = {"y": alt.Y(field(by), type="nominal", sort=order, title=None, axis=names)}
     if series:
         place["yOffset"] = alt.YOffset(field(series), type="nominal", sort=list(dict.fromkeys(table[series])))
@@ -178,7 +179,7 @@ def bars(
         long = table.melt(id_vars=kept, value_vars=list(ticks), var_name="mark", value_name="at")
         long["mark"] = long["mark"].map(ticks)
         tick = alt.Chart(long).mark_tick(thickness=3, size=20, opacity=1)
-        named = alt.Color("mark:N", scale=scale, title=None)
+        named = alt.Color("mark:N", scale=scale, title=None, legend=legend([*table.get(series, []), *marks]))
         lines = [*tips_of(long, [by, series, "mark"], form), tip("at", form, title)]
         layers.append(tick.encode(**place, x=alt.X("at:Q", title=title), color=named, tooltip=lines))
     rows = len(order) * (table[series].nunique() if series else 1)
@@ -258,8 +259,9 @@ def chosen_profile(
         return columns.encode(x=across, y=up, tooltip=tips).properties(**size)
     folded = alt.Chart(chosen()).transform_fold([field(name) for name in value], as_=["series", "value"])
     scale = alt.Scale(domain=list(value), range=theme.PALETTE[: len(value)])
-    legend = alt.Legend(labelExpr=f"{json.dumps(dict(value))}[datum.label]")
-    colour = alt.Color("series:N", scale=scale, title=None, legend=legend)
+    names = legend(list(value.values()), lines=True)
+    names.labelExpr = f"{json.dumps(dict(value))}[datum.label]"
+    colour = alt.Color("series:N", scale=scale, title=None, legend=names)
     up = alt.Y("value:Q", title=label or "value")
     tips = [tip("index", title=x_label), tip("series"), tip("value", form, label)]
     across = alt.X("index:Q", title=x_label, scale=alt.Scale(nice=False), axis=alt.Axis(tickMinStep=1))
@@ -331,5 +333,7 @@ def _along(values: pd.Series, name: str, label: str | None, log: bool) -> alt.X:
         return alt.X(field(name), type="ordinal", title=title, sort=None, axis=alt.Axis(labelAngle=0))
     whole = values.dtype.kind in "iu" and not log
     scale = alt.Scale(type="log") if log else alt.Scale(nice=False, zero=False)
-    axis = alt.Axis(tickMinStep=1, format="d") if whole else alt.Axis()
+    large = len(values) > 0 and values.max() >= 10_000
+    axis = alt.Axis(tickMinStep=1, format="~s" if large else "d") if whole else alt.Axis()
+    axis.tickCount = alt.ExprRef("max(2, ceil(width / 60))")
     return alt.X(field(name), type="quantitative", title=title, scale=scale, axis=axis)

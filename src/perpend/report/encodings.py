@@ -14,9 +14,6 @@ import pandas as pd
 from perpend.errors import InputError
 from perpend.report import theme
 
-# Names of metrics and settings hold underscores; axes show words.
-PLAIN_LABELS = "replace(datum.label, regexp('_', 'g'), ' ')"
-
 
 def field(name: str) -> str:
     """A column's name as a path of one step: dots, brackets, quotes and colons stay part of the name."""
@@ -48,7 +45,7 @@ def tips_of(table: pd.DataFrame, names: Sequence[str | None], form: str) -> list
 
 
 def colour_of(
-    table: pd.DataFrame, series: str | None, also: Mapping[str, str] | None = None
+    table: pd.DataFrame, series: str | None, also: Mapping[str, str] | None = None, lines: bool = False
 ) -> tuple[dict[str, Any], alt.Scale | None]:
     """The colour encoding of a series (one colour without one) and the scale, which names `also` as well."""
     extra = dict(also or {})
@@ -59,8 +56,18 @@ def colour_of(
     scale = alt.Scale(domain=[*names, *extra], range=[*colours, *extra.values()])
     if series is None:
         return {"color": alt.value(theme.LIGHT["content"])}, scale
-    legend = alt.Legend(labelExpr=PLAIN_LABELS)
-    return {"color": alt.Color(field(series), type="nominal", title=None, scale=scale, legend=legend)}, scale
+    colour = alt.Color(
+        field(series), type="nominal", title=None, scale=scale, legend=legend([*names, *extra], lines)
+    )
+    return {"color": colour}, scale
+
+
+def legend(names: Sequence[Any], lines: bool = False) -> alt.Legend:
+    """A legend above the chart, in as many columns as fit; a stroke a name for lines, else a dot."""
+    each = 44 + 7 * max((len(str(name)) for name in names), default=1)
+    columns = alt.ExprRef(f"max(1, floor(width / {each}))")
+    kind = {"symbolType": "stroke", "symbolStrokeWidth": 3} if lines else {}
+    return alt.Legend(columns=columns, symbolOpacity=1, **kind)
 
 
 def ramp(values: pd.Series, domain: tuple[float, float] | None, middle: float | None) -> alt.Scale:

@@ -14,12 +14,14 @@ from perpend.report.data import Store
 from perpend.report.figure import Figure
 from perpend.runs import differences
 
+FIRST = 4  # findings on the first screen
+
 
 def question(command: str) -> str:
     """What the command asks, as its help says it."""
     described = getattr(getattr(module_of(command), "command", None), "help", None) or ""
     first = re.split(r"\n\s*\n", described.strip())[0]
-    return " ".join(first.split()).rstrip(".") or command
+    return re.sub(r"\bMODEL\b", "a model", " ".join(first.split())).rstrip(".") or command
 
 
 def module_of(command: str) -> Any:
@@ -37,11 +39,12 @@ def module_of(command: str) -> Any:
 def header(run: Any) -> str:
     """The first screen: what was asked, of what, what was found, and under which conventions."""
     document = run.document
+    findings = list(document.get("findings") or [])
     return (
         f'<header><p class="kind">perpend {escape(run.command)} · {escape(_day(document))}</p>'
         f"<h1>{escape(question(run.command))}</h1><p class=on>{_on(document)}</p>"
-        f'<div class="first">{findings_list(document.get("findings") or [])}'
-        f"{_conventions(document.get('conventions') or {})}</div></header>"
+        f'<div class="first">{findings_list(findings[:FIRST])}'
+        f"{_conventions(document.get('conventions') or {})}</div>{_more_findings(findings[FIRST:])}</header>"
     )
 
 
@@ -76,6 +79,12 @@ def _on(document: Mapping[str, Any]) -> str:
 def findings_list(findings: Sequence[str]) -> str:
     items = "".join(f"<li>{escape(str(line))}</li>" for line in findings)
     return f'<ol class="findings" aria-label="Findings">{items}</ol>' if items else ""
+
+
+def _more_findings(findings: Sequence[str]) -> str:
+    """What does not belong on the first screen, smaller and counted on."""
+    items = "".join(f"<li>{escape(str(line))}</li>" for line in findings)
+    return f'<ol class="findings more" aria-label="More findings">{items}</ol>' if items else ""
 
 
 def _conventions(conventions: Mapping[str, Any]) -> str:
@@ -124,7 +133,7 @@ def figure_block(figure: Figure, number: int, store: Store) -> tuple[dict[str, A
     panel = ""
     if figure.detail is not None:
         spec["detail"], panel = _detail(figure, store)
-    two = " two" if len(charts) > 1 else ""
+    two = {1: "", 3: " three"}.get(len(charts), " two")
     index, name = number - 1, escape(figure.title)
     title = f'<span class="number">{number}</span>{escape(figure.title)}'
     tools = (
