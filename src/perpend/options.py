@@ -27,6 +27,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
+# Arguments cannot carry help in click; these are told by name wherever they occur.
+ARGUMENTS = {
+    "model": "A short name (`perpend models` lists them), a hub name, a folder or a .gguf file.  "
+    "[default: SmolLM2-135M-Instruct, which needs no model hub]",
+}
+
+
 class Near(click.Choice):  # type: ignore[type-arg]
     """A choice that answers an unknown value with the nearest known ones."""
 
@@ -77,11 +84,22 @@ class Verb(click.Command):
         formatter.write_paragraph()
         super().format_help(ctx, formatter)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        told = [(p.make_metavar(ctx), ARGUMENTS[p.name]) for p in self.params if _explained(p)]
+        if told:
+            with formatter.section("Arguments"):
+                formatter.write_dl(told)
+        super().format_options(ctx, formatter)
+
     def invoke(self, ctx: click.Context) -> Any:
         from perpend import progress
 
         progress.set_quiet(bool(ctx.params.get("quiet")))
         return super().invoke(ctx)
+
+
+def _explained(param: click.Parameter) -> bool:
+    return isinstance(param, click.Argument) and param.name in ARGUMENTS and not param.required
 
 
 def verb(*examples: str, **more: Any) -> Callable[[Callable[..., Any]], Verb]:
@@ -164,7 +182,7 @@ def row_options(function: F) -> F:
         ),
         click.option(
             "--sink",
-            default="auto",
+            default="first",
             show_default=True,
             help="Which keys are the sink: auto, first, first:N, cls, sep, virtual, or positions as 0,3.",
         ),

@@ -1,4 +1,4 @@
-"""Sink heads and the ε sweep against eager attention of tiny models."""
+"""The ε sweep against eager attention of tiny models."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import pytest
 import torch
 
 import tiny
-from perpend.errors import InputError
 from perpend.studies.epsilon import epsilon_sweep, half_precision_signatures
-from perpend.studies.sink_heads import sink_heads
 
 
 def eager_rows(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
@@ -20,22 +18,6 @@ def eager_rows(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
             return torch.stack(model(tokens, output_attentions=True).attentions).double()
     finally:
         model.set_attn_implementation(own)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama", "gpt_oss"])
-def test_sink_share_is_the_share_of_heads_above_the_threshold(family: str) -> None:
-    model, tokens = tiny.build(family), tiny.tokens(3, 20)
-    found = sink_heads(model, tokens, length=16, threshold=0.21, batch=2)
-    rows = eager_rows(model, tokens[:, :16])[..., :16]
-    importance = rows[..., 0].mean(-1)  # layers, sequences, heads
-    assert found.share == pytest.approx(float((importance > 0.21).double().mean()))
-    torch.testing.assert_close(found.importance, importance.mean(1), atol=1e-6, rtol=0)
-    assert 0 < found.share < 1
-
-
-def test_short_sequences_are_refused() -> None:
-    with pytest.raises(InputError, match="64 tokens"):
-        sink_heads(tiny.tiny("llama"), tiny.tokens(1, 20))
 
 
 def steep(family: str, factor: float) -> torch.nn.Module:
