@@ -295,3 +295,9 @@ def test_a_shell_can_complete_verbs_and_options(fakes: Path) -> None:
     )
     assert done.returncode == 0
     assert "complete -o nosort -F" in done.stdout
+
+
+def test_the_reference_in_the_docs_is_current() -> None:
+    script = Path(__file__).resolve().parent.parent / "scripts" / "command_line.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -85,7 +85,9 @@ class Verb(click.Command):
         super().format_help(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        told = [(p.make_metavar(ctx), ARGUMENTS[p.name]) for p in self.params if _explained(p)]
+        told = [
+            (f"[{p.human_readable_name.upper()}]", ARGUMENTS[p.name]) for p in self.params if _explained(p)
+        ]
         if told:
             with formatter.section("Arguments"):
                 formatter.write_dl(told)
