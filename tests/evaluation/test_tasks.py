@@ -432,6 +432,7 @@ def test_a_shared_context_gives_the_same_answers(family, monkeypatch):
     plain = loglikelihoods(tiny(family), encoder, requests, share=False, context=200)
     used = []
     real = scoring._after
+    monkeypatch.setattr(scoring, "SAVED", 32)
     monkeypatch.setattr(scoring, "_after", lambda *given: used.append(given[1]) or real(*given))
     shared = loglikelihoods(tiny(family), encoder, requests, share=True, context=200)
     assert len(used) == (1 if family == "qwen3_next" else 3)  # linear attention's state cannot be repeated
@@ -453,5 +454,10 @@ def test_sharing_ends_where_it_would_change_an_answer(model, tokenizer, monkeypa
         ("the quick brown fox jumps over the lazy dog, and " * 3, tail) for tail in ("sits", "runs off")
     ]
     plain = loglikelihoods(model, Encoder(tokenizer), requests, share=False)
+    monkeypatch.setattr(scoring, "SAVED", 32)
+    used = []
+    real_after = scoring._after
+    monkeypatch.setattr(scoring, "_after", lambda *given: used.append(1) or real_after(*given))
     monkeypatch.setattr(scoring, "halves", forgetful)
     assert loglikelihoods(model, Encoder(tokenizer), requests, share=True) == plain
+    assert used == [1]
