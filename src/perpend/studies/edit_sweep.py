@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +29,10 @@ from perpend.models.controls import control
 from perpend.models.edit import Edit, edit
 from perpend.models.head import halves
 from perpend.progress import Progress, silent
+from perpend.report.notebook import Rich
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BASIN_TOLERANCES = (0.01, 0.05)  # nats
 CHUNK = 512  # tokens whose two sets of logits exist at a time
@@ -225,3 +229,122 @@ def _edge(x: np.ndarray, y: np.ndarray, tolerance: float) -> tuple[float, bool]:
     inside, beyond = y[i - 1], y[i]
     share = (tolerance - inside) / (beyond - inside) if np.isfinite(beyond) else 0.0
     return float(x[i - 1] + share * (x[i] - x[i - 1])), False
+
+
+@dataclass(frozen=True)
+class EditStudy(Rich):
+    """A sweep's `results` as in run.json, `tables` (cells, positions, basins), `arrays`, `findings`."""
+
+    results: dict[str, Any]
+    tables: dict[str, pd.DataFrame]
+    arrays: dict[str, np.ndarray]
+    findings: list[str]
+    conventions: dict[str, Any]
+
+
+def edit_study(
+    model: nn.Module,
+    tokens: Tensor | Windows,
+    cells: Sequence[Cell],
+    *,
+    batch: int = 4,
+    basin: bool = False,
+    store: Store = direct,
+    progress: Progress = silent,
+) -> EditStudy:
+    """Run a sweep and say what it shows. With `basin`, the tolerance basin of each site and scale."""
+    import pandas as pd
+
+    base, found = sweep(model, tokens, cells, batch=batch, store=store, progress=progress)
+    records = summary(base, found, cells)
+    table = pd.DataFrame(records).reindex(columns=COLUMNS)
+    positions = {"token": np.arange(1, base.shape[1] + 1), "unedited": base.double().mean(0).numpy()}
+    positions |= {cell.name: found[cell.name].loss.double().mean(0).numpy() for cell in cells}
+    tables = {"cells": table, "positions": pd.DataFrame(positions)}
+    basins = _basins(records) if basin else []
+    if basins:
+        tables["basins"] = pd.DataFrame(basins)
+    windows = as_windows(tokens)
+    return EditStudy(
+        {"cells": records, **({"basins": basins} if basins else {})},
+        tables,
+        {
+            "unedited_loss": base.double().mean(1).numpy(),
+            **{f"loss_{i}": found[cell.name].loss.double().mean(1).numpy() for i, cell in enumerate(cells)},
+        },
+        _said(records, basins),
+        {
+            "loss": "nats per token; mean over all tokens but the first of each sequence",
+            "context": int(windows.tokens.shape[1]),
+            "sequences": len(windows.tokens),
+            "tokens": int(base.numel()),
+            "interval": "95 %, bootstrap over sequences, paired with the unedited model",
+            "reference": "head: each query head against its own KV head's value; token: all heads together",
+            "controls": "moves of the same norm per token: random direction, an earlier token's reference "
+            "(same edit), the opposite component",
+        },
+    )
+
+
+COLUMNS = [
+    *("site", "reference", "parallel", "perpendicular", "control", "loss", "perplexity"),
+    *("change", "change_low", "change_high", "kl", "top1_agreement"),
+]
+
+
+def _curves(
+    records: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, str | None, str, dict[float, float]]]:
+    """(site, reference, scale, {value: change}) of each curve along which one scale varies, the other 1."""
+    kinds = {(r["site"], r["reference"]) for r in records[1:] if r["control"] is None}
+    for site, reference in sorted(kinds, key=str):
+        for scale, other in (("parallel", "perpendicular"), ("perpendicular", "parallel")):
+            curve = {
+                float(r[scale]): r["change"]
+                for r in records[1:]
+                if (r["site"], r["reference"], r["control"]) == (site, reference, None)
+                and r[other] == 1.0
+                and isinstance(r[scale], float)
+            }
+            if curve:
+                yield site, reference, scale, {**curve, 1.0: 0.0}
+
+
+def _basins(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = []
+    for site, reference, scale, curve in _curves(records):
+        for tolerance in BASIN_TOLERANCES:
+            b = tolerance_basin(list(curve), list(curve.values()), tolerance)
+            row = {"site": site, "reference": reference, "scale": scale, "tolerance": tolerance}
+            rows.append(
+                {**row, "low": b.low, "high": b.high, "open_low": b.open_low, "open_high": b.open_high}
+            )
+    return rows
+
+
+def _said(records: Sequence[Mapping[str, Any]], basins: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [f"Unedited: {records[0]['loss']:.3f} nats per token, perplexity {records[0]['perplexity']:.2f}."]
+    edits = [r for r in records[1:] if r["control"] is None]
+    for r in edits:
+        if r["parallel"] != 0.0 or r["perpendicular"] != 1.0:
+            continue
+        reference = f" ({r['reference']} reference)" if r["reference"] else ""
+        line = (
+            f"Removing the parallel part at {r['site']}{reference} changes the loss by {r['change']:+.3f} "
+            f"nats ({r['change_low']:+.3f} to {r['change_high']:+.3f})"
+        )
+        same = [
+            c
+            for c in records[1:]
+            if c["control"] and all(c[k] == r[k] for k in ("site", "reference", "parallel"))
+        ]
+        if same:
+            line += "; controls: " + ", ".join(f"{c['control']} {c['change']:+.3f}" for c in same)
+        lines.append(line + ".")
+    for b in basins:
+        if b["tolerance"] == BASIN_TOLERANCES[-1] and b["scale"] == "parallel":
+            low, high = ("≤ " if b["open_low"] else "", "≥ " if b["open_high"] else "")
+            ends = f"{low}{b['low']:.2f} to {high}{b['high']:.2f}"
+            reference = f" ({b['reference']} reference)" if b["reference"] else ""
+            lines.append(f"Tolerance basin of s∥ at {b['site']}{reference}, {b['tolerance']} nats: {ends}.")
+    return lines

@@ -1,0 +1,102 @@
+"""The figures of a sweep of edits, from its run folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from perpend.report import charts
+from perpend.report.figure import Figure
+
+
+def figures(run: Any) -> list[Figure]:
+    """Changes by edit and control, curves over each scale, the loss over the grid where there is one."""
+    cells = run.tables["cells"]
+    edits = cells[cells["site"] != "unedited"].copy()
+    edits["name"] = [_name(row) for row in edits.to_dict("records")]
+    edits["kind"] = edits["control"].fillna("edit")
+    found = [
+        Figure(
+            "Change of the loss",
+            "What does scaling one part cost, beside moves of the same size that go elsewhere?",
+            charts.bars(
+                edits,
+                "change",
+                by="name",
+                low="change_low",
+                high="change_high",
+                series="kind" if edits["kind"].nunique() > 1 else None,
+                label="change of the loss (nats per token)",
+                reference={"unedited": 0.0},
+            ),
+            edits,
+            "Paired with the unedited model on the same tokens; intervals over sequences. An edit that costs "
+            "less than its random control is tolerated for its direction, not for its size.",
+        )
+    ]
+    plain = edits[edits["control"].isna()]
+    for scale, other, symbol in (("parallel", "perpendicular", "s∥"), ("perpendicular", "parallel", "s⊥")):
+        curve = plain[(plain[other] == 1.0)]
+        if curve.groupby("site")[scale].nunique().max() < 2:
+            continue
+        points = pd.concat([curve, *(_one(curve, site, scale) for site in curve["site"].unique())])
+        points = points.sort_values(["site", scale]).assign(series=_series(points))
+        found.append(
+            Figure(
+                f"Loss over {symbol}",
+                f"How far from 1 may {symbol} go before the model notices?",
+                charts.profile(
+                    points,
+                    "change",
+                    x=scale,
+                    series="series",
+                    low="change_low",
+                    high="change_high",
+                    label="change of the loss (nats)",
+                    x_label=symbol,
+                    reference={"0.05 nats": 0.05},
+                ),
+                points,
+                "Each line is a site. The wider the flat stretch around 1, the less the model depends on it.",
+            )
+        )
+    grid = plain.groupby(["site", "reference"], dropna=False).filter(
+        lambda part: part["parallel"].nunique() > 1 and part["perpendicular"].nunique() > 1
+    )
+    if len(grid):
+        found.append(_surfaces(grid))
+    return found
+
+
+def _surfaces(grid: pd.DataFrame) -> Figure:
+    return Figure(
+        "Loss over both scales",
+        "How do the two scales act together?",
+        {
+            str(name): charts.surface(part, "change", x="parallel", y="perpendicular", middle=0.0)
+            for name, part in grid.assign(series=_series(grid)).groupby("series")
+        },
+        grid,
+        "Change of the loss in nats against the unedited model at (1, 1).",
+    )
+
+
+def _one(curve: pd.DataFrame, site: str, scale: str) -> pd.DataFrame:
+    """The unedited model as a point of each of a site's curves."""
+    rows = curve[curve["site"] == site].drop_duplicates("reference").copy()
+    rows[[scale]] = 1.0
+    rows[["change", "change_low", "change_high", "kl"]] = 0.0
+    return rows
+
+
+def _series(table: pd.DataFrame) -> list[str]:
+    return [
+        site if not isinstance(reference, str) else f"{site} ({reference})"
+        for site, reference in zip(table["site"], table["reference"])
+    ]
+
+
+def _name(row: dict[str, Any]) -> str:
+    reference = f" ({row['reference']})" if isinstance(row["reference"], str) else ""
+    return f"{row['site']}{reference}  s∥ {row['parallel']}  s⊥ {row['perpendicular']}"

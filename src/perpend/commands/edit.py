@@ -1,0 +1,171 @@
+"""`perpend edit`: scale the parallel or the perpendicular part at a site, and see what the loss does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perpend.options import Near, model_options, run_options, seed_options, text_options, verb
+
+if TYPE_CHECKING:
+    from perpend.report.figure import Figure
+    from perpend.studies.edit_sweep import Cell
+
+SITES = ("residual.attn", "residual.mlp", "residual.block", "value.full", "value.exclude_self")
+BASIN_SCALES = (-0.5, 0.0, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0, 2.5)
+
+
+class Numbers(click.ParamType):
+    """A list of numbers, `0,0.5,2`."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return tuple(value)
+        try:
+            return tuple(float(part) for part in value.split(",") if part.strip())
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers; write 0 or 0,0.5,2", param, ctx)
+
+
+class Indices(click.ParamType):
+    """A list of indices, `0,3` or `0-5`."""
+
+    name = "indices"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return tuple(value)
+        found: list[int] = []
+        for part in value.split(","):
+            first, dash, last = part.strip().partition("-")
+            if not first.isdecimal() or (dash and not last.isdecimal()):
+                self.fail(f"{value!r} is no list of indices; write 0,3 or 0-5", param, ctx)
+            found += range(int(first), int(last if dash else first) + 1)
+        return tuple(found)
+
+
+@verb(
+    "perpend edit --site value.exclude_self --parallel 0",
+    "perpend edit --site residual.attn --site value.full --parallel 0,0.5,2 --perpendicular 0,0.5 --controls",
+    "perpend edit path/to/model --edit shared-edit.json --text book.txt",
+    "perpend edit --site residual.mlp --basin",
+)
+@model_options
+@text_options(sequences=16, length=512, batch=4)
+@click.option("--site", "sites", multiple=True, type=Near(SITES), help="Repeatable.  [default: all five]")
+@click.option(
+    "--parallel",
+    type=Numbers(),
+    default="0,0.5,2",
+    show_default=True,
+    help="Scales of the parallel part, each with s⊥ = 1.",
+)
+@click.option(
+    "--perpendicular",
+    type=Numbers(),
+    default="",
+    help="Scales of the perpendicular part, each with s∥ = 1.  [default: none]",
+)
+@click.option("--grid", is_flag=True, help="Every pair of the two lists, not each with 1.")
+@click.option(
+    "--reference",
+    "references",
+    multiple=True,
+    type=Near(("head", "token")),
+    help="Value space: each head against its own value, or all heads together. Repeatable.  [default: head]",
+)
+@click.option("--layers", type=Indices(), help="Layers edited, as 0,3 or 0-5.  [default: all]")
+@click.option("--heads", type=Indices(), help="Heads edited at value sites.  [default: all]")
+@click.option("--edit", "files", multiple=True, metavar="FILE", help="An edit in JSON. Repeatable.")
+@click.option("--controls", is_flag=True, help="Beside each parallel scale, three moves of the same size.")
+@click.option("--basin", is_flag=True, help="Measure the tolerance basin of each site, for s∥ and s⊥.")
+@seed_options((0,))
+@run_options
+def command(**options: Any) -> None:
+    """Scale the part along a reference, or across it, at sites of MODEL, and report what the loss does.
+
+    Beside each edit: the paired change of the loss with its interval over sequences, KL divergence from the
+    unedited model and agreement of the top token. With --controls, moves of the same size that do not go
+    along the reference; with --basin, how far from 1 a scale may go before the loss rises by 0.01 and 0.05
+    nats.
+    """
+    from perpend.job import Job
+    from perpend.studies.edit_sweep import edit_study
+
+    job = Job("edit", options)
+    cells = cells_of(options)
+    tokens = job.tokens(options["seeds"][0])
+    if job.planned(tokens, passes=2 * len(cells) + 1):
+        return
+    with job.run(cells=[cell.name for cell in cells]) as run:
+        study = edit_study(
+            job.model,
+            tokens,
+            cells,
+            batch=options["batch"],
+            basin=options["basin"],
+            store=run.step,
+            progress=job.progress,
+        )
+        for name, table in study.tables.items():
+            run.table(name, table)
+        for name, array in study.arrays.items():
+            run.array(name, array)
+        run.finish(results=study.results, conventions=study.conventions, findings=study.findings)
+    job.answer(run, *_shown(study))
+
+
+def cells_of(options: dict[str, Any]) -> list[Cell]:
+    """The points of the sweep that the options ask for, without repeats."""
+    from perpend.models.controls import CONTROLS
+    from perpend.models.edit import Edit
+    from perpend.studies.edit_sweep import Cell
+
+    edits = [Edit.load(path) for path in options["files"]]
+    sites = options["sites"] or (() if edits else SITES)
+    pairs = [(s, 1.0) for s in options["parallel"]] + [(1.0, s) for s in options["perpendicular"]]
+    if options["grid"]:
+        pairs = [(s, t) for s in options["parallel"] for t in options["perpendicular"] or (1.0,)]
+    if options["basin"]:
+        pairs += [(s, 1.0) for s in BASIN_SCALES] + [(1.0, s) for s in BASIN_SCALES]
+    for site in sites:
+        value = site.startswith("value.")
+        for reference in options["references"] or ("head",) if value else ("head",):
+            heads = options["heads"] if value else None
+            edits += [
+                Edit(site, s, t, options["layers"], heads, reference)
+                for s, t in pairs
+                if (s, t) != (1.0, 1.0)
+            ]
+    cells: dict[str, Cell] = {}
+    for edit in edits:
+        kinds: list[str | None] = [None]
+        if options["controls"] and edit.perpendicular == 1.0 and edit.parallel in options["parallel"]:
+            kinds += CONTROLS
+        for kind in kinds:
+            cell = Cell(edit, kind, options["seeds"][0])
+            cells.setdefault(cell.name, cell)
+    return list(cells.values())
+
+
+def _shown(study: Any) -> list[Any]:
+    table = study.tables["cells"]
+    kept = ["site", "reference", "parallel", "perpendicular", "control"]
+    numbers = ["loss", "perplexity", "change", "change_low", "change_high", "kl", "top1_agreement"]
+    shown = table[[*kept, *numbers]].copy()
+    shown[numbers] = shown[numbers].astype(float).round(4)
+    shown[kept] = shown[kept].astype(object).where(shown[kept].notna(), "")
+    parts: list[Any] = [("Edits: loss in nats per token, change paired with the unedited model", shown)]
+    if "basins" in study.tables:
+        parts.append(("Tolerance basins: how far from 1 a scale may go", study.tables["basins"].round(3)))
+    return parts
+
+
+def figures(run: Any) -> list[Figure]:
+    """The figures of a run of `perpend edit`."""
+    from perpend.commands._edit_figures import figures as made
+
+    return made(run)
