@@ -41,6 +41,31 @@ MORE = {
     "mixtral": lambda: t.MixtralForCausalLM(
         t.MixtralConfig(**_SMALL, num_key_value_heads=2, num_local_experts=4)
     ),
+    "gpt_neo": lambda: t.GPTNeoForCausalLM(
+        t.GPTNeoConfig(
+            vocab_size=tiny.VOCAB,
+            hidden_size=32,
+            num_layers=3,
+            num_heads=4,
+            max_position_embeddings=64,
+            attention_types=[[["global", "local", "global"], 1]],
+            window_size=16,
+        )
+    ),
+    "gpt_bigcode": lambda: t.GPTBigCodeForCausalLM(
+        t.GPTBigCodeConfig(vocab_size=tiny.VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=64)
+    ),
+    "stablelm": lambda: t.StableLmForCausalLM(t.StableLmConfig(**_SMALL, num_key_value_heads=2)),
+    "stablelm_parallel": lambda: t.StableLmForCausalLM(
+        t.StableLmConfig(**_SMALL, num_key_value_heads=2, use_parallel_residual=True)
+    ),
+    "mpt": lambda: t.MptForCausalLM(
+        t.MptConfig(vocab_size=tiny.VOCAB, d_model=32, n_layers=3, n_heads=4, max_seq_len=64)
+    ),
+    "modernbert": lambda: t.ModernBertForMaskedLM(
+        t.ModernBertConfig(**_SMALL, cls_token_id=1, sep_token_id=2, global_attn_every_n_layers=2)
+    ),
+    "glm4": lambda: t.Glm4ForCausalLM(t.Glm4Config(**_SMALL, num_key_value_heads=2, head_dim=8)),
     "exaone4": lambda: t.Exaone4ForCausalLM(t.Exaone4Config(**_SMALL, num_key_value_heads=2)),
 }
 
@@ -134,6 +159,20 @@ def test_families_beyond_the_tiny_ones_hold_the_identity(name):
             watched = model(tiny.tokens())[0]
     assert torch.equal(plain, watched)
     assert seen == [(layer, part) for layer in range(3) for part in ("attn", "mlp", "block")]
+
+
+@pytest.mark.parametrize("kind", ["CLIPVision", "SiglipVision"])
+def test_vision_towers_as_models_of_their_own(kind):
+    torch.manual_seed(0)
+    config = getattr(t, f"{kind}Config")(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, image_size=28,
+        patch_size=7,
+    )  # fmt: skip
+    model = getattr(t, f"{kind}Model")(config).eval()
+    seen = []
+    with torch.no_grad(), contributions(model, lambda c: seen.append((c.layer, c.part))):
+        model(pixel_values=tiny.pixels())
+    assert len(seen) == 9
 
 
 def test_a_repeated_block_is_one_layer_a_pass():

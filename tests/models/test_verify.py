@@ -48,6 +48,24 @@ def test_families_beyond_pass_or_say_what_does_not_apply(name):
     assert verification.passed, str(verification)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "bert"])
+def test_a_model_without_its_head_passes_too(name):
+    verification = verify(tiny.tiny(name).base_model)
+    assert verification.passed, str(verification)
+
+
+def test_windows_on_both_sides_are_left_to_the_other_checks():
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    torch.manual_seed(0)
+    config = ModernBertConfig(
+        **{**tiny._SMALL, "num_key_value_heads": None}, local_attention=16, global_attn_every_n_layers=3,
+        cls_token_id=1, sep_token_id=2,
+    )  # fmt: skip
+    verification = verify(ModernBertForMaskedLM(config).eval())
+    assert verification.passed, str(verification)
+
+
 def test_static_caches_are_really_tried():
     with_static = [
         name

@@ -22,6 +22,7 @@ from perpend.models.layout import Block, blocks, family_or_none
 from perpend.models.stream import Contribution, contributions, identity_error
 from perpend.models.verify import DECODED, Found, Probe, Skip, output_of
 
+NO_DECODER = "it generates nothing (an encoder, or a decoder without its language-model head)"
 CHECKS: list[Callable[[Probe], Found]] = []
 
 
@@ -156,20 +157,23 @@ def sinks_and_windows(probe: Probe) -> Found:
     """Each row sees the keys its layer says; with learned sinks, less the sink's share."""
     found = Found(0.0)
     lacking: list[float] = []
+    counted = {"both": 0}
 
     def look(call: AttentionCall, output: Tensor) -> None:
         seen = visible(call)
         length, keys = call.query.shape[2], call.key.shape[2]
         expected = torch.ones(length, keys, dtype=torch.bool, device=output.device)
-        if probe.causal:
+        window = call.site.window
+        if getattr(call.module, "is_causal", probe.causal):
             expected = expected.tril()
-            if call.site.window is not None:
-                expected = expected.triu(1 - call.site.window)
-        got = expected if seen is None and not probe.causal else seen
-        if got is None:
-            got = torch.ones_like(expected)
-        if call.mask is None and not call.causal and length == 1:
+            if window is not None:
+                expected = expected.triu(1 - window)
+        elif window is not None and window < length:
+            counted["both"] += (
+                1  # families count a window on both sides differently: the other checks hold it
+            )
             return
+        got = torch.ones_like(expected) if seen is None else seen
         found.errors.append((got != expected).double().reshape(-1))
         if call.sinks is not None:
             weights, real = _weights(call)
@@ -182,6 +186,7 @@ def sinks_and_windows(probe: Probe) -> Found:
     windowed = sum(site.window is not None for site in sites)
     found.seen = f"{len(sites)} layers"
     words = [f"{windowed} see a window alone"] if windowed else []
+    words += [f"{counted['both']} see one on both sides, not counted here"] if counted["both"] else []
     words += [f"learned sinks take {sum(lacking) / len(lacking):.3f} of a row"] if lacking else []
     found.detail = ", ".join(words)
     return found
@@ -226,7 +231,7 @@ def decode_is_prefill(probe: Probe) -> Found:
 def decode_is_prefill_static(probe: Probe) -> Found:
     """The same with a cache of fixed size, whose own key is not the last."""
     if not probe.causal:
-        raise Skip("no decoder")
+        raise Skip(NO_DECODER)
     from transformers import StaticCache
 
     if not getattr(probe.model, "_can_compile_fullgraph", False):
@@ -318,7 +323,7 @@ def _failing_edit(model: nn.Module, site: str, fail: Callable[..., None]) -> Ite
 
 def _decoding(probe: Probe, make: Callable[[str, int], dict[str, Any] | None]) -> Found:
     if not probe.causal:
-        raise Skip("no decoder")
+        raise Skip(NO_DECODER)
     parameters = inspect.signature(probe.model.forward).parameters
     name = next((n for n in ("cache", "past_key_values") if n in parameters), None)
     if name is None:
