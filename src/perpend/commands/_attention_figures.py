@@ -32,8 +32,8 @@ def figures(run: Any) -> list[Figure]:
                 heads, "dispersion", label="C_A⊥ of rows", domain=(0, float(heads["dispersion"].max()))
             ),
             heads[["layer", "head", "dispersion", "content"]],
-            "C_A⊥, the spread of log-ratios among content keys, averaged over rows: 0 is uniform content. The "
-            "size of the sink does not touch it.",
+            "C_A⊥, the spread of log-ratios among content keys, averaged over rows: 0 is uniform content. "
+            "The size of the sink does not touch it.",
             detail=detail,
         ),
         _entropy_split(layers),
@@ -51,7 +51,7 @@ def _detail(heads: pd.DataFrame, signatures: np.ndarray, results: Any) -> Detail
     index = heads[["layer", "head"]].to_numpy(int)
     order = {int(layer): i for i, layer in enumerate(sorted(set(range(len(signatures)))))}
     rows = np.stack([signatures[order[layer], head] for layer, head in index])
-    sinks = list(results["sink"].get("columns", [0]))
+    sinks = list(results["sink"]["columns"])
     names = [f"{layer}.{head}" for layer, head in index]
     table = heads[
         [
@@ -162,6 +162,8 @@ def _calibration(run: Any) -> Figure | None:
             "sink_mass",
             "rate",
             curve=curve[curve["metric"] == metric],
+            curve_low="low",
+            curve_high="high",
             name="model",
             series="source",
             x_label="signature sink mass",

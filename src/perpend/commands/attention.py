@@ -11,6 +11,8 @@ from perpend.options import model_options, row_options, run_options, seed_option
 if TYPE_CHECKING:
     from perpend.report.figure import Figure
 
+CALIBRATED = ("cosine", "jensen_shannon", "euclidean")
+CURVE_TRIPLES = 5_000  # a point's 99 % interval is then about 1.8 points wide on either side
 EPSILON_SEQUENCES = 2  # the ε sweep shows a principle; it needs rows, not many texts
 
 
@@ -89,7 +91,8 @@ def command(**options: Any) -> None:
                 {"epsilon": s.epsilon, "zeros": s.zeros, "empty": s.empty, "reversal": s.exact} for s in sweep
             ],
         }
-        for name, table in study.tables.items():
+        results["calibration"], calibration = calibrated(job.model_name, results)
+        for name, table in {**study.tables, **calibration}.items():
             run.table(name, table)
         for name, array in study.arrays.items():
             run.array(name, array)
@@ -100,6 +103,35 @@ def command(**options: Any) -> None:
             undefined=study.undefined,
         )
     job.answer(run, *_shown(study))
+
+
+def calibrated(model: str, results: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """This model's point on the curve that no model enters, beside the published ones: results, tables."""
+    import pandas as pd
+
+    from perpend.studies import calibration
+
+    sink = results["sink"]["signature_mass"]
+    rates = {metric: results["reversal"][metric]["exact"] for metric in CALIBRATED}
+    curve = calibration.calibration_curve(triples=CURVE_TRIPLES, metrics=CALIBRATED)
+    placed = calibration.place(curve, sink, rates)
+    published = calibration.published_models()
+    published = published[published["metric"].isin(CALIBRATED)]
+    own = placed.assign(model=model, source="this model")
+    others = published.rename(columns={"sink_signature": "sink"}).assign(source="published")
+    columns = ["model", "source", "metric", "sink", "rate"]
+    points = pd.concat([own, others])[columns].rename(columns={"sink": "sink_mass"})
+    return (
+        {
+            "alpha": 0.1,
+            "triples": CURVE_TRIPLES,
+            "by_metric": {
+                row.metric: {"expected": row.expected, "deviation": row.deviation}
+                for row in placed.itertuples()
+            },
+        },
+        {"calibration": points, "calibration_curve": curve.rename(columns={"sink": "sink_mass"})},
+    )
 
 
 def block_size(sequences: int) -> int:

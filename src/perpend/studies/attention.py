@@ -85,6 +85,7 @@ def attention_study(
                 for row, signature in zip(mean["sink_mass"], mean["signature"])
             ],
             "uniform_mass": sinks / parts,
+            "columns": list(first.support.columns.sink),
             **({"sink_heads_0.3": first.sink_rate()} if "importance" in first.blocks[0] else {}),
         },
         "entropy": {
