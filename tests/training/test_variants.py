@@ -153,6 +153,27 @@ def test_only_the_self_weight_used_still_has_its_gradient():
     assert torch.autograd.gradcheck(lambda *x: causal_attention(*x)[1], (q, k, v))
 
 
+@pytest.mark.parametrize("small", [0.0, 1e-30, 1e-14, 1e-6])
+def test_gradients_of_very_different_sizes_keep_their_precision(small):
+    """The incoming gradient of o vanishing beside that of A_tt, in some rows or in all: float32 against double."""
+    generator = torch.Generator().manual_seed(4)
+    q, k, v, p = (torch.randn(2, h, 9, 8, generator=generator) for h in (4, 2, 2, 4))
+    w = torch.randn(2, 4, 9, generator=generator)
+    size = torch.where(torch.arange(9) % 2 == 0, small, 1.0).view(1, 1, 9, 1)
+    grads = []
+    for dtype in (torch.float32, torch.float64):
+        x = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        o, a = causal_attention(*x)
+        if dtype == torch.float64:  # rows written out
+            scores = x[0] @ x[1].repeat_interleave(2, 1).mT * 8**-0.5
+            mask = torch.ones(9, 9, dtype=torch.bool).triu(1)
+            rows = scores.masked_fill(mask, -torch.inf).softmax(-1)
+            o, a = rows @ x[2].repeat_interleave(2, 1), rows.diagonal(dim1=-2, dim2=-1)
+        grads.append(torch.autograd.grad((o * p * size).sum() + (a * w).sum(), x))
+    for got, wanted in zip(*grads, strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=2e-6)
+
+
 def test_a_device_without_the_kernel_is_refused():
     with pytest.raises(InputError, match="not on meta"):
         causal_attention(*(torch.empty(1, 1, 4, 8, device="meta") for _ in range(3)))

@@ -6,8 +6,9 @@ is put in through the kernel's own backward. With S the scaled scores, g = ∂L/
 
     ∂L/∂S_ts = A_ts (<g_t, v_s> − <g_t, o_t> − gamma_t) + gamma_t [s = t]
 
-The kernel computes A_ts (<g_t, v_s> − <g_t, o_t>) from the g, v and o that it is handed. One extra column,
-with g = 1, v = 0 and o = gamma, makes that the first term, exactly and for any g; the second is elementwise.
+The kernel computes A_ts (<g_t, v_s> − <g_t, o_t>) from the g, v and o that it is handed. Handed an o whose
+product with g is larger by gamma, o + gamma g / ‖g‖², it computes the first term, exactly and at no further
+cost; the second is elementwise.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from perpend.errors import InputError
@@ -60,19 +60,11 @@ class _CausalAttention(torch.autograd.Function):
         tensors, others = iter(tensors), iter(ctx.others)
         rest = [next(tensors if is_tensor else others) for is_tensor in ctx.is_tensor]
         _, backward = _kernel(query)
-        width, extra = query.shape[-1], _EXTRA[query.device.type]
         gamma = grad_self * self_weight
-        grads = backward(
-            _append(grad_output.type_as(output), torch.ones_like(gamma), extra),
-            _append(query, None, extra),
-            _append(key, None, extra),
-            _append(value, None, extra),
-            _append(output, gamma, extra),
-            lse,
-            ctx.scale,
-            *rest,
+        grad_output, raised = _raise_product(grad_output, output, gamma.unsqueeze(-1))
+        grad_query, grad_key, grad_value = backward(
+            grad_output, query, key, value, raised, lse, ctx.scale, *rest
         )
-        grad_query, grad_key, grad_value = (g.narrow(-1, 0, width) for g in grads)
         weight = (gamma * ctx.scale).unflatten(1, (key.shape[1], -1)).unsqueeze(-1)
         grad_query = grad_query + (weight * wide(key).unsqueeze(2)).flatten(1, 2).type_as(query)
         grad_key = grad_key + (weight * _grouped(query, key)).sum(2).type_as(key)
@@ -89,11 +81,22 @@ def _grouped(query: Tensor, key: Tensor) -> Tensor:
     return wide(query).unflatten(1, (key.shape[1], -1))
 
 
-def _append(x: Tensor, column: Tensor | None, extra: int) -> Tensor:
-    """Widens the last axis by `extra` columns: `column` first, zeros else."""
-    if column is None:
-        return F.pad(x, (0, extra))
-    return F.pad(torch.cat([x, column.unsqueeze(-1).type_as(x)], -1), (0, extra - 1))
+def _raise_product(grad: Tensor, output: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    """(grad, output), <grad, output> larger by `gamma` [..., 1] in each row; both in the type of `output`.
+
+    A row of grad that is zero beside its gamma, which no output could raise, gets 1e-12 gamma in its first
+    column: what that adds to the gradient of the values is far below rounding.
+    """
+    g = wide(grad)
+    largest, least = g.abs().amax(-1, keepdim=True), 1e-12 * gamma.abs()
+    lost = largest < least
+    first = (torch.arange(g.shape[-1], device=g.device) == 0).to(g.dtype)
+    g = torch.where(lost, least * first, g)
+    size = torch.where(lost, least, torch.where(largest > 0, largest, 1.0))
+    unit = g / size  # its squares neither overflow nor vanish
+    square = (unit * unit).sum(-1, keepdim=True)
+    raised = wide(output) + gamma / (size * torch.where(square > 0, square, 1.0)) * unit
+    return g.type_as(output), raised.type_as(output)
 
 
 def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple:
@@ -124,10 +127,7 @@ def _cuda_backward(grad, query, key, value, out, lse, scale, cum_q, cum_k, max_q
     return grad_query, *(g.unflatten(1, (kv_heads, -1)).sum(2) for g in (grad_key, grad_value))
 
 
-# The kernels of each device, and the extra columns that its backward wants: the flash kernel of CUDA takes
-# multiples of 8.
 _KERNELS = {"cpu": (_cpu_forward, _cpu_backward), "cuda": (_cuda_forward, _cuda_backward)}
-_EXTRA = {"cpu": 1, "cuda": 8}
 
 
 def _kernel(query: Tensor) -> tuple:
@@ -137,9 +137,9 @@ def _kernel(query: Tensor) -> tuple:
             f"exclude-self training has a kernel with a gradient for A_tt on cpu and cuda, not on {device}; "
             "train there with value-full, residual or baseline"
         )
-    if device == "cuda" and (query.dtype not in (torch.bfloat16, torch.float16) or query.shape[-1] % 8):
+    if device == "cuda" and (query.dtype != torch.bfloat16 or query.shape[-1] % 8):
         raise InputError(
-            "exclude-self training on CUDA needs bfloat16 or float16 and a head width divisible by 8; "
+            "exclude-self training on CUDA needs bfloat16 and a head width divisible by 8; "
             f"got {query.dtype} and {query.shape[-1]}; pass --dtype bfloat16"
         )
     return _KERNELS[device]
