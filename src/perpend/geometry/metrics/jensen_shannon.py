@@ -46,10 +46,12 @@ def _exact(p: Tensor, q: Tensor) -> Tensor:
     total = p + q
     # |x| = 1 only where one part is below the other's rounding: half a step inside, g is log 4 to 15 digits.
     x = ((p - q) / total).clamp(-1 + 2**-53, 1 - 2**-53)
-    near = 2 * x * x.atanh() + torch.log1p(-x * x)
-    # Where 1 − x² would round, the two logarithms apart.
-    far = (1 + x) * torch.log1p(x) + (1 - x) * torch.log1p(-x)
-    return (total * torch.where(x.abs() < 0.5, near, far)).sum(-1) / 4
+    g = (1 + x) * torch.log1p(x) + (1 - x) * torch.log1p(-x)
+    # Where the two terms nearly cancel, their difference by itself.
+    near = x.abs() < 0.5
+    small = x[near]
+    g[near] = 2 * small * small.atanh() + torch.log1p(-small * small)
+    return (total * g).sum(-1) / 4
 
 
 def _fill(p: Tensor, out: Tensor) -> None:

@@ -1,0 +1,94 @@
+"""Every number of the attention-rows paper that needs no model, computed and set beside what is printed.
+
+    simulation = simulate(Settings(samples=20_000, seed=7))
+    simulation.checks        # a table: paper value, measured value, interval, reproduced or by how much not
+
+A part is one module here with `ORDER` and `part(settings) -> Part`; a new one is found by itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from perpend.studies.simulation.checks import CONFIDENCE, Check, Part, Settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Check", "Part", "Settings", "Simulation", "parts", "simulate"]
+
+Store = Callable[[str, Callable[[], Any]], Any]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """All parts together: the comparison and the tables behind the figures."""
+
+    checks: pd.DataFrame
+    tables: dict[str, pd.DataFrame]
+    results: dict[str, Any]
+    findings: list[str]
+    conventions: dict[str, Any]
+
+
+def parts() -> Iterator[tuple[str, Callable[[Settings], Part]]]:
+    """(name, part) of every module here that has one, in their order."""
+    names = (info.name for info in pkgutil.iter_modules(__path__))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    for module in sorted((m for m in modules if hasattr(m, "part")), key=lambda m: m.ORDER):
+        yield module.__name__.rpartition(".")[2], module.part
+
+
+def simulate(
+    settings: Settings = Settings(),  # noqa: B008  (frozen)
+    *,
+    store: Store = lambda name, compute: compute(),
+    progress: Callable[..., Any] | None = None,
+) -> Simulation:
+    """Runs every part. The same settings give the same numbers on one machine.
+
+    store(name, compute): returns compute() or what an interrupted run has kept, see perpend.runs.
+    """
+    import pandas as pd
+
+    found = list(parts())
+    steps = progress(found, "simulate") if progress else found
+    done = {
+        name: Part.unpacked(store(name, lambda part=part: part(settings).packed())) for name, part in steps
+    }
+    checks = pd.DataFrame([vars(check) for part in done.values() for check in part.checks])
+    missed = checks[~checks["reproduced"]]
+    by_kind = checks.groupby("kind")["reproduced"].agg(["sum", "size"])
+    words = ", ".join(f"{int(row['sum'])} of {int(row['size'])} {kind}" for kind, row in by_kind.iterrows())
+    findings = [f"Reproduced: {words} values and statements."]
+    findings += [
+        f"Not reproduced: {line.item}, {line.quantity}: the paper has {line.paper}, measured "
+        f"{line.measured:.6g}, off by {line.off:.3g} beyond the interval."
+        for line in missed.itertuples()
+    ]
+    results = {
+        "checks": len(checks),
+        "reproduced": int(checks["reproduced"].sum()),
+        "not_reproduced": [
+            {"item": x.item, "quantity": x.quantity, "paper": x.paper, "measured": x.measured, "off": x.off}
+            for x in missed.itertuples()
+        ],
+        **{name: part.results for name, part in done.items() if part.results},
+    }
+    return Simulation(
+        checks=checks,
+        tables={name: table for part in done.values() for name, table in part.tables.items()},
+        results=results,
+        findings=findings + [line for part in done.values() for line in part.findings],
+        conventions={
+            "units": "the comparison is in percent where the paper prints percent; tables hold fractions",
+            "interval": f"measured ± {CONFIDENCE:.0%} of both sides' sampling error + half a printed digit",
+            "content": "clipped at 1e-12 and re-closed before rows are built",
+            "jensen_shannon": "nats, not the square root",
+            "samples": settings.samples,
+        },
+    )
