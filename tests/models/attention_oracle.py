@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from perpend.models.attention import AttentionCall
 
 
+@torch.no_grad()
 def weights(call: AttentionCall) -> Tensor:
     """Attention weights [B, H, T, S] in float64, from the definition; hidden keys weigh exactly 0."""
     query, key = call.query.double(), call.key.double()

@@ -1,0 +1,177 @@
+"""The attention survey: every head's signature and row statistics, streamed over sequences through a model.
+
+    survey = survey_attention(model, tokens)             # tokens [n, T]; window 64, sink at key 0
+    survey.signatures                                    # (layers, heads, keys), log-probabilities, float64
+    survey.per_layer()                                   # sink mass, entropy split, dispersion: one row a
+    layer
+
+The model runs without its language-model head and keeps its own fast attention; sums are kept per block of
+32 sequences, so that bootstrap, split halves, resuming and sharing the work among processes cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+from perpend.distributed import Store, direct, map_blocks
+from perpend.errors import InputError
+from perpend.models.attention import (
+    AttentionCall,
+    AttentionSite,
+    attach,
+    attention_sites,
+    choose_sites,
+    visible,
+)
+from perpend.progress import Progress, silent
+from perpend.surveys import probabilities
+from perpend.surveys.attention_result import AttentionSurvey, finish
+from perpend.surveys.batches import Sequences, runner, sequences
+from perpend.surveys.capture import Capture
+from perpend.surveys.supports import Support, plan_support
+
+BLOCK = 32
+
+
+def survey_attention(
+    model: nn.Module,
+    tokens: Tensor | Mapping[str, Tensor],
+    *,
+    window: int | None = None,
+    sink: str | int | Sequence[int] = "first",
+    queries: str | tuple[int, int] | None = None,
+    attention_mask: Tensor | None = None,
+    rows: bool = True,
+    retained: bool = False,
+    sample: int = 4,
+    layers: Iterable[int] | None = None,
+    tower: str = "text",
+    batch: int = 8,
+    block: int = BLOCK,
+    store: Store = direct,
+    progress: Progress = silent,
+) -> AttentionSurvey:
+    """Signatures and row statistics of every attention head of `model` over `tokens`.
+
+    tokens: ids [n, T], pixel values [n, C, H, W], or a mapping of the model's inputs (n first in each).
+    window: keys kept, None for 64 in causal models and all otherwise. sink: `first`, `first:4`, `cls`, `sep`,
+    `virtual`, `auto`, or positions. queries: None (t >= window, or all), `no_sinks`, or (start, stop).
+    rows: also row statistics and arithmetic signatures; without them only (mean q)·k is formed.
+    retained: also the mass that the support holds of the whole row. sample: rows a sequence kept singly.
+    layers: indices in `attention_sites(model)`. batch: sequences a pass; block: sequences whose sums stay
+    apart. store, progress: as in `perpend.runs` and `perpend.progress`.
+
+    Raises InputError for inputs and rules that do not fit, PerpendError for logits that are not finite.
+    """
+    if batch < 1 or block < 1:
+        raise InputError("batch and block are numbers of sequences, at least 1")
+    data = sequences(tokens, attention_mask)
+    sites = choose_sites(attention_sites(model, tower), layers)
+    if any(site.path == "probabilities" for site in sites):
+        return probabilities.survey_model(
+            model,
+            data,
+            sites,
+            window=window,
+            sink=sink,
+            queries=queries,
+            batch=batch,
+            block=block,
+            store=store,
+        )
+    run = runner(model, set(data.inputs))
+    causal, length, virtual = _look(model, sites, data, run, tower)
+    options = dict(
+        causal=causal,
+        length=length,
+        lengths=data.lengths,
+        window=window,
+        queries=queries,
+        has_virtual=virtual,
+    )
+    count = -(-data.count // block)
+
+    def survey(support: Support, number: int, name: str, want_rows: bool) -> list[dict[str, Tensor]]:
+        with progress(
+            total=min(data.count, number * block) * length, unit="tokens", description=name
+        ) as advance:
+
+            def compute(index: int) -> dict[str, Tensor]:
+                span = range(index * block, min(data.count, (index + 1) * block))
+                capture = Capture(support, None, want_rows, retained, sample if want_rows else 0)
+                with (
+                    torch.no_grad(),
+                    attach(
+                        model, capture.hook, [site.index for site in sites], need_lse=retained, tower=tower
+                    ),
+                ):
+                    for start in range(span.start, span.stop, batch):
+                        stop = min(span.stop, start + batch)
+                        inputs, lengths = data.batch(start, stop)
+                        capture.batch(lengths)
+                        run(inputs)
+                        advance((stop - start) * length)
+                return finish(capture, sites, len(span))
+
+            return map_blocks(number, compute, store=store, name=name)
+
+    chosen = sink
+    if sink == "auto":
+        first = plan_support(sink="virtual" if virtual else "first", **options)
+        chosen = _largest(survey(first, 1, "attention-sink", True), first)
+    support = plan_support(sink=chosen, **options)
+    return AttentionSurvey(
+        sites=sites,
+        support=support,
+        blocks=survey(support, count, "attention", rows),
+        sequences=data.count,
+        chosen_sink=support.rule if sink == "auto" else None,
+        retained_known=retained and rows,
+    )
+
+
+class _Seen(Exception):
+    """Ends the look at the first layer: nothing after it is needed."""
+
+
+def _look(
+    model: nn.Module, sites: tuple[AttentionSite, ...], data: Sequences, run: object, tower: str
+) -> tuple[bool, int, bool]:
+    """Whether the model is causal, how many tokens its attention sees, whether it has learned sinks."""
+    seen: list[AttentionCall] = []
+
+    def look(call: AttentionCall, output: Tensor) -> None:
+        seen.append(call)
+        raise _Seen
+
+    inputs, _ = data.batch(0, 1)
+    hooks = attach(model, look, [site.index for site in sites], tower=tower)
+    with torch.no_grad(), suppress(_Seen), hooks:
+        run(inputs)  # type: ignore[operator]
+    if not seen:
+        raise InputError("the model called none of its attention layers on this input")
+    call = seen[0]
+    length = call.query.shape[2]
+    later = visible(call, slice(0, 1), slice(1, 2)) if length > 1 else None
+    causal = call.causal or (later is not None and not bool(later.any()))
+    modules = dict(model.named_modules())
+    virtual = call.sinks is not None or any(hasattr(modules[site.name], "sinks") for site in sites)
+    return causal, length, virtual
+
+
+def _largest(blocks: list[dict[str, Tensor]], support: Support) -> str | list[int]:
+    """The part with the largest mean mass over all heads, as a sink rule."""
+    rows = sum(part["rows"] for part in blocks).double()
+    total = sum(part["arithmetic"] for part in blocks)
+    mean = (total / rows[:, None, None]).flatten(0, 1)
+    mean = mean[torch.isfinite(mean).all(-1)]
+    if not len(mean):
+        raise InputError("sink='auto' found no row that sees the whole support; use a smaller window")
+    part = int(mean.mean(0).argmax())
+    if support.virtual:
+        return "virtual" if part == 0 else [part - 1]
+    return [part]

@@ -1,0 +1,303 @@
+"""What an attention survey found: sums per block, and everything that is read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perpend.errors import InputError
+from perpend.models.attention import AttentionSite
+from perpend.surveys.capture import PREFIX, SINK_SHARE, Capture
+from perpend.surveys.rows import SAMPLED, STATISTICS
+from perpend.surveys.supports import Support
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEANS = tuple(name for name in STATISTICS if not name.endswith("_square"))
+
+
+def finish(capture: Capture, sites: tuple[AttentionSite, ...], count: int) -> dict[str, Tensor]:
+    """One block's sums over layers, as CPU tensors; NaN fills layers with fewer heads."""
+    heads = max(site.heads for site in sites)
+    parts = capture.support.columns.parts
+    length = max(
+        (len(x.importance[0]) for x in capture.layers.values() if x.importance is not None), default=0
+    )
+
+    def table(pick: Any, *shape: int) -> Tensor:
+        filled = torch.full((len(sites), heads, *shape), float("nan"), dtype=torch.float64)
+        for i, site in enumerate(sites):
+            layer = capture.layers.get(site.index)
+            value = None if layer is None else pick(layer)
+            if value is not None:
+                filled[i, : len(value)] = value.cpu()
+        return filled
+
+    def number(name: str) -> Tensor:
+        return torch.tensor(
+            [getattr(capture.layers[s.index], name) if s.index in capture.layers else 0 for s in sites]
+        )
+
+    block = {
+        "logits": table(lambda layer: layer.heads.logits, parts),
+        "rows": number("rows"),
+        "left_out": number("left_out"),
+        "padding": number("padding"),
+        "prefixes": number("prefixes"),
+        "called": torch.tensor([int(site.index in capture.layers) for site in sites]),
+        "sequences": torch.tensor(count),
+    }
+    if capture.want_rows:
+        block["arithmetic"] = table(lambda layer: layer.heads.arithmetic, parts)
+        block["statistics"] = table(lambda layer: layer.heads.statistics, len(STATISTICS))
+        if length:
+            block["importance"] = table(lambda layer: layer.importance, length)
+            block["over"] = table(lambda layer: layer.over, length)
+    if capture.sample:
+        sample = torch.full((count, len(sites), heads, capture.sample, len(SAMPLED)), float("nan"))
+        for i, site in enumerate(sites):
+            layer = capture.layers.get(site.index)
+            for n, rows in enumerate(layer.sample if layer else []):
+                sample[n, i, : rows.shape[0]] = rows
+        block["sample"] = sample
+    return block
+
+
+@dataclass(frozen=True)
+class AttentionSurvey:
+    """Sums over rows, per block of sequences, and what follows from them.
+
+    `blocks`: one dict a block: `logits` [L, H, D] (sum over rows, centred on the content), `arithmetic` [L,
+    H, D] (sum of rows), `statistics` [L, H, F], `rows`, `left_out` and `padding` [L]. L layers are `sites`,
+    D parts are
+    `support.columns`, NaN pads layers with fewer heads. `zeros`: how many underflowed zeros were replaced
+    (probability path only). Everything that is read off is NumPy, float64; a layer without rows is NaN and is
+    named in `undefined`.
+    """
+
+    sites: tuple[AttentionSite, ...]
+    support: Support
+    blocks: list[dict[str, Tensor]]
+    sequences: int
+    chosen_sink: str | None = None
+    retained_known: bool = False
+    zeros: int = 0
+    epsilon: float | None = None
+    extra_notes: tuple[str, ...] = field(default=())
+
+    def stacked(self, name: str) -> np.ndarray:
+        """One quantity over blocks, [blocks, ...]."""
+        missing = [i for i, block in enumerate(self.blocks) if name not in block]
+        if missing:
+            raise InputError(f"this survey did not keep {name!r}; run it with rows=True")
+        return torch.stack([block[name] for block in self.blocks]).numpy()
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """Rows per layer (per head; the same for all heads of a layer), (layers,)."""
+        return self.stacked("rows").sum(0)
+
+    @cached_property
+    def left_out(self) -> np.ndarray:
+        """Real queries per layer that do not see the whole support: structural, (layers,)."""
+        return self.stacked("left_out").sum(0)
+
+    @cached_property
+    def signatures(self) -> np.ndarray:
+        """Aitchison means over rows, log-probabilities, (layers, heads, parts)."""
+        return self._signature(np.ones(len(self.blocks)))
+
+    @cached_property
+    def arithmetic(self) -> np.ndarray:
+        """Arithmetic means over rows, probabilities, (layers, heads, parts)."""
+        total = self.stacked("arithmetic").sum(0)
+        return _over(total, self.rows)
+
+    def _signature(self, weights: np.ndarray) -> np.ndarray:
+        logits = np.tensordot(weights, self.stacked("logits"), 1)
+        mean = _over(logits, weights @ self.stacked("rows"))
+        if self.support.ragged:
+            mean = np.full_like(mean, np.nan)
+        top = np.max(mean, axis=-1, keepdims=True)
+        return mean - top - np.log(np.sum(np.exp(mean - top), axis=-1, keepdims=True))
+
+    @cached_property
+    def statistics(self) -> dict[str, np.ndarray]:
+        """Means over rows of each of STATISTICS and `total`, (layers, heads)."""
+        return self._means(np.ones(len(self.blocks)))
+
+    def _means(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        total = np.tensordot(weights, self.stacked("statistics"), 1)
+        means = _over(total, weights @ self.stacked("rows"))
+        found = {name: means[..., i] for i, name in enumerate(STATISTICS)}
+        if not self.retained_known:
+            found["retained"] = np.full_like(found["retained"], np.nan)
+        found["total"] = found["binary"] + found["weighted_content"] + found["within_sink"]
+        return found
+
+    @cached_property
+    def signature_sink(self) -> np.ndarray:
+        """The sink's share of each signature, (layers, heads)."""
+        return np.exp(self.signatures[..., list(self.support.columns.sink)]).sum(-1)
+
+    @cached_property
+    def variance(self) -> np.ndarray:
+        """Total Aitchison variance of the rows of each head (single sinks), (layers, heads)."""
+        if len(self.support.columns.sink) != 1:
+            raise InputError("the variance over rows is kept for a single sink")
+        means, signature = self.statistics, self.signatures
+        centre = signature - signature.mean(-1, keepdims=True)
+        return means["dispersion_square"] + means["balance_square"] - np.square(centre).sum(-1)
+
+    def replicates(self, count: int = 200, seed: int = 0) -> Iterator[np.ndarray]:
+        """Signatures of resampled blocks (drawn with replacement), (layers, heads, parts) each."""
+        for weights in self.resampled(count, seed):
+            yield self._signature(weights)
+
+    def resampled(self, count: int = 200, seed: int = 0) -> Iterator[np.ndarray]:
+        """Weights of the blocks in bootstrap replicates, (blocks,) each; the same seed, the same weights."""
+        generator, n = np.random.default_rng(seed), len(self.blocks)
+        for _ in range(count):
+            yield np.bincount(generator.integers(0, n, n), minlength=n).astype(np.float64)
+
+    def statistic_replicates(self, count: int = 200, seed: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """`statistics` of the same replicates."""
+        for weights in self.resampled(count, seed):
+            yield self._means(weights)
+
+    def halves(self, count: int = 10, seed: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Signatures of random halves of the blocks, pairs of (layers, heads, parts)."""
+        n = len(self.blocks)
+        if n < 2:
+            raise InputError(
+                "halves need at least two blocks of sequences; give more sequences or smaller blocks"
+            )
+        generator = np.random.default_rng(seed)
+        for _ in range(count):
+            first = np.zeros(n)
+            first[generator.permutation(n)[: n // 2]] = 1
+            yield self._signature(first), self._signature(1 - first)
+
+    @cached_property
+    def undefined(self) -> dict[int, str]:
+        """Layers without a value, by index in the model, and why, in words."""
+        called = self.stacked("called").max(0)
+        found = {}
+        for i, site in enumerate(self.sites):
+            if self.rows[i]:
+                continue
+            if not called[i]:
+                found[site.index] = "the model does not run this layer on this input"
+            elif self.support.virtual and not self.stacked("left_out").sum(0)[i]:
+                found[site.index] = "this layer has no learned sink logit"
+            elif site.window is not None and site.window <= self.support.window:
+                found[site.index] = (
+                    f"its sliding window of {site.window} keys never shows a query the sink and all of keys "
+                    f"0 to {self.support.window - 1}"
+                )
+            else:
+                found[site.index] = f"no query sees all of keys 0 to {self.support.window - 1}"
+        return found
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of these numbers, in sentences."""
+        notes = [self.support.words, *self.extra_notes]
+        if self.chosen_sink is not None:
+            notes.append(f"sink auto chose {self.chosen_sink}: the part with the largest mean mass")
+        if self.support.ragged:
+            notes.append("sequences differ in length, so the sink has no fixed position: no signatures")
+        some = [i for i in range(len(self.sites)) if self.rows[i] and self.left_out[i]]
+        if some:
+            share = self.left_out[some].sum() / (self.left_out[some] + self.rows[some]).sum()
+            named = ", ".join(str(self.sites[i].index) for i in some[:8]) + (", ..." if len(some) > 8 else "")
+            notes.append(
+                f"{share:.1%} of the queries in layers {named} do not see the support and are left out"
+            )
+        return tuple(notes)
+
+    def sink_rate(self, share: float = SINK_SHARE, key: int = 0) -> float:
+        """Sink^ε of the attention-sink literature: share of (layer, head, sequence) with importance of
+        `key` > ε.
+
+        Importance is Σ_q A_qk/(T−k) over the causal rows of the first 64 tokens. For ε = 0.3 it is counted
+        per sequence; for another ε the mean importance over sequences decides.
+        """
+        if "importance" not in self.blocks[0]:
+            raise InputError("Sink^ε is defined for causal models surveyed with rows=True")
+        if key >= self.blocks[0]["importance"].shape[-1]:
+            raise InputError(f"key {key} is not among the first {PREFIX} tokens")
+        prefixes = self.stacked("prefixes").sum(0)
+        if share == SINK_SHARE:
+            return float(np.nanmean(_over(self.stacked("over").sum(0), prefixes)[..., key]))
+        importance = _over(self.stacked("importance").sum(0), prefixes)[..., key]
+        return float(np.nanmean(np.where(np.isnan(importance), np.nan, importance > share)))
+
+    @property
+    def importance(self) -> np.ndarray:
+        """Mean importance Σ_q A_qk/(T−k) of the first 64 keys, (layers, heads, keys)."""
+        return _over(self.stacked("importance").sum(0), self.stacked("prefixes").sum(0))
+
+    @cached_property
+    def sample(self) -> np.ndarray:
+        """Single rows, evenly spaced: (sequences, layers, heads, rows, SAMPLED); NaN where there is none."""
+        if "sample" not in self.blocks[0]:
+            raise InputError("this survey kept no single rows; run it with rows=True and sample > 0")
+        return torch.cat([block["sample"] for block in self.blocks]).numpy()
+
+    def per_head(self) -> pd.DataFrame:
+        """One row a head: signature and row statistics."""
+        import pandas as pd
+
+        layers, heads = self.signatures.shape[:2]
+        index = {
+            "layer": np.repeat([site.index for site in self.sites], heads),
+            "head": np.tile(np.arange(heads), layers),
+            "rows": np.repeat(self.rows, heads),
+            "signature_mass": self.signature_sink.ravel(),
+        }
+        if "statistics" in self.blocks[0]:
+            index |= {name: self.statistics[name].ravel() for name in ("total", *MEANS)}
+        real = np.concatenate([np.arange(heads) < site.heads for site in self.sites])
+        return pd.DataFrame(index)[real].reset_index(drop=True)
+
+    def per_layer(self) -> pd.DataFrame:
+        """One row a layer: means over its heads, beside what uniform rows would give.
+
+        row_mass and signature_mass are shares; entropies in nats; total = binary + weighted_content
+        (+ within_sink for a sink of several keys).
+        """
+        import pandas as pd
+
+        r, parts = len(self.support.columns.sink), self.support.columns.parts
+        heads = self.per_head().groupby("layer", sort=False)
+        table = {
+            "layer": [site.index for site in self.sites],
+            "block": [site.block for site in self.sites],
+            "rows": self.rows,
+            "left_out": self.left_out,
+            "signature_mass": heads["signature_mass"].mean().to_numpy(),
+        }
+        if "statistics" in self.blocks[0]:
+            means = heads[["total", *MEANS]].mean()
+            table |= {"row_mass": means["sink_mass"].to_numpy()}
+            table |= {name: means[name].to_numpy() for name in ("total", *MEANS) if name != "sink_mass"}
+        table |= {
+            "uniform_mass": r / parts,
+            "uniform_total": np.log(parts),
+            "uniform_content": np.log(parts - r),
+        }
+        return pd.DataFrame(table)
+
+
+def _over(total: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """total [L, ...] / rows [L], NaN where there is no row."""
+    rows = np.asarray(rows, np.float64).reshape(-1, *[1] * (total.ndim - 1))
+    return np.divide(total, rows, out=np.full(total.shape, np.nan), where=rows > 0)

@@ -1,0 +1,287 @@
+"""The hook of the attention survey: what each layer's call adds to the sums of the running block.
+
+It sees q and k as the kernel got them, and forms logits of the kept keys only: a few rows at a time, or none
+where only signatures are wanted. Which rows count is read from the mask: a row is in when it is a real query
+that sees every key of the support; the others are counted, never filled in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perpend.errors import PerpendError
+from perpend.models.attention import AttentionCall, row_logits, valid_rows, visible
+from perpend.models.attention.support import additive
+from perpend.surveys.rows import (
+    SAMPLED,
+    STATISTICS,
+    Columns,
+    Sums,
+    Work,
+    add_rows,
+    centred_keys,
+    chunk_rows,
+    mean_logits,
+)
+from perpend.surveys.supports import Support
+
+PREFIX = 64  # Sink^ε of the attention-sink literature reads the causal triangle of this many first tokens
+SINK_SHARE = 0.3
+
+
+@dataclass
+class LayerSums:
+    """What one layer has added in one block: sums per head, and rows in, left out and padded."""
+
+    heads: Sums
+    rows: int = 0
+    left_out: int = 0
+    padding: int = 0
+    importance: Tensor | None = None  # [H, PREFIX] of sequences added up
+    over: Tensor | None = None  # [H, PREFIX] sequences whose importance exceeds SINK_SHARE
+    prefixes: int = 0
+    sample: list[Tensor] = field(default_factory=list)  # [H, S, SAMPLED] a sequence
+
+
+@dataclass
+class Capture:
+    """Collects one block; its `hook` is for `attach`. One instance a block, buffers shared by all its
+    layers."""
+
+    support: Support
+    lengths: Tensor | None  # real tokens of each sequence of the running batch, None without padding
+    want_rows: bool = True
+    retained: bool = False
+    sample: int = 0
+    layers: dict[int, LayerSums] = field(default_factory=dict)
+    work: Work = field(default_factory=Work)
+    _chosen: dict[tuple, Any] = field(default_factory=dict)
+
+    def batch(self, lengths: Tensor | None) -> None:
+        """A new batch begins: its masks are new."""
+        self.lengths = lengths
+        self._chosen.clear()
+
+    def hook(self, call: AttentionCall, output: Tensor) -> None:
+        """Add one call's rows."""
+        with torch.no_grad():
+            chosen, left_out, padding, biased = self._rows(call)
+            for b in range(call.query.shape[0]):
+                if chosen[b] is not None:
+                    self._add_sequence(call, b, chosen[b], biased)
+                elif self.sample:
+                    self._layer(call, self.support.columns)
+                    self.add_sample(call.layer, call.query.shape[1], [])
+            layer = self._layer(call, self.support.columns)
+            layer.left_out += left_out
+            layer.padding += padding
+            if self.want_rows and self.support.causal:
+                self._add_importance(call, layer)
+
+    def _rows(self, call: AttentionCall) -> tuple[list[Any], int, int, bool]:
+        """Per sequence its rows (None: no row), how many real rows are out, how many are padding.
+
+        Also whether anything is added to the logits. Layers of one kind share a mask, read once a batch.
+        """
+        key = (
+            id(call.mask),
+            id(call.padding),
+            id(call.bias),
+            call.sinks is None,
+            call.causal,
+            call.enforce_window and call.window,
+        )
+        if key not in self._chosen:
+            self._chosen[key] = (*self._read_mask(call), call.mask, call.padding, call.bias)  # ids stay
+        return self._chosen[key][:4]
+
+    def _read_mask(self, call: AttentionCall) -> tuple[list[Any], int, int, bool]:
+        batch, length = call.query.shape[0], call.query.shape[2]
+        rows = self.support.rows(length)
+        keys = slice(0, self.support.window)
+        candidates = range(length)[rows] if isinstance(rows, slice) else rows.tolist()
+        if not len(candidates) or (self.support.virtual and call.sinks is None):
+            return [None] * batch, 0, 0, False
+        extra = additive(call, rows, keys)
+        biased = extra is not None and bool(extra.any())
+        if (
+            call.mask is None
+            and call.padding is None
+            and call.rule is None
+            and (not call.causal or candidates[0] >= self.support.window - 1)
+            and not call.enforce_window
+        ):
+            return [rows] * batch, 0, 0, biased
+        real = valid_rows(call)[:, rows]
+        if self.support.ragged:
+            inside = real
+        else:
+            seen = visible(call, rows, keys)
+            inside = real if seen is None else real & seen.all(-1).all(1)
+        if bool(inside.all()):
+            return [rows] * batch, 0, 0, biased
+        numbers = torch.as_tensor(candidates, device=inside.device)
+        chosen = [_as_slice(numbers[inside[b]]) for b in range(batch)]
+        return chosen, int((real & ~inside).sum()), int((~real).sum()), biased
+
+    def _layer(self, call: AttentionCall, columns: Columns) -> LayerSums:
+        if call.layer not in self.layers:
+            heads, device = call.query.shape[1], call.query.device
+            wide = dict(dtype=torch.float64, device=device)
+            self.layers[call.layer] = LayerSums(
+                Sums(
+                    torch.zeros(heads, columns.parts, **wide),
+                    torch.zeros(heads, columns.parts, **wide) if self.want_rows else None,
+                    torch.zeros(heads, len(STATISTICS), **wide) if self.want_rows else None,
+                )
+            )
+        return self.layers[call.layer]
+
+    def _add_sequence(self, call: AttentionCall, b: int, rows: Any, biased: bool) -> None:
+        columns, window = self.support.columns, self.support.window
+        if self.support.ragged:
+            length = call.query.shape[2] if self.lengths is None else int(self.lengths[b])
+            columns, window = self.support.ragged_columns(length), length
+        layer = self._layer(call, self.support.columns)
+        query = call.query[b, :, rows]
+        key = call.key[b, :, :window]
+        if call.groups > 1:
+            key = key.repeat_interleave(call.groups, 0)
+        heads, count, _ = query.shape
+        sums = layer.heads
+        if self.support.ragged:  # rows only: the parts of the composition differ between sequences
+            sums = Sums(torch.zeros_like(layer.heads.logits[:, :0]), None, layer.heads.statistics)
+        plain = not biased and call.softcap is None and not columns.virtual
+        if plain and not self.support.ragged:
+            sums.logits += mean_logits(query, key, call.scale, columns)
+        if self.want_rows or not plain:
+            picked = self._add_chunks(call, b, rows, query, key, columns, sums, plain)
+            if self.sample:
+                self.add_sample(call.layer, heads, picked)
+        layer.rows += count
+        self._check(call, sums)
+
+    def _add_chunks(
+        self,
+        call: AttentionCall,
+        b: int,
+        rows: Any,
+        query: Tensor,
+        key: Tensor,
+        columns: Columns,
+        sums: Sums,
+        plain: bool,
+    ) -> list[Tensor]:
+        dtype = query.dtype if query.dtype == torch.float64 else torch.float32
+        order = list(columns.order)
+        split = len(columns.content)
+        heads, count = query.shape[:2]
+        if plain:
+            ready = centred_keys(key, call.scale, columns, dtype)
+        else:
+            ready = key.to(dtype).mul(call.scale).transpose(1, 2)
+        step = chunk_rows(heads, columns.parts, query.device)
+        lse = None
+        if self.retained:
+            lse = call.lse[b][:, rows].to(dtype)
+            # the content's mean key: its logit is what centring takes out
+            middle = key[:, [c - columns.virtual for c in columns.content]].to(dtype).mean(1)
+            middle = (middle * call.scale)[..., None]
+        wanted = _spread(count, self.sample)
+        picked = []
+        for start in range(0, count, step):
+            part = slice(start, min(count, start + step))
+            piece = query[:, part]
+            if piece.dtype != dtype:
+                piece = self.work.take("query", tuple(piece.shape), ready).copy_(piece)
+            taken = None if lse is None else lse[:, part]
+            if plain:
+                shape = (heads, piece.shape[1], columns.parts)
+                logits = torch.bmm(piece, ready, out=self.work.take("logits", shape, ready))
+                if taken is not None:
+                    taken = taken - torch.bmm(piece, middle)[..., 0]
+            else:
+                logits = torch.bmm(piece, ready)
+                if call.softcap is not None:
+                    logits = logits.div_(call.softcap).tanh_().mul_(call.softcap)
+                extra = additive(call, _part(rows, part), slice(0, key.shape[1]))
+                if extra is not None:
+                    logits += extra[b if extra.shape[0] > 1 else 0]
+                if columns.virtual:
+                    sink = call.sinks.to(dtype).view(-1, 1, 1).expand(-1, logits.shape[1], 1)
+                    logits = torch.cat([sink, logits], -1)
+                logits = logits[..., order]
+                mean = logits[..., :split].mean(-1, keepdim=True)
+                logits = logits.sub_(mean)
+                if taken is not None:
+                    taken = taken - mean[..., 0]
+                if not self.support.ragged:
+                    sums.logits[:, order] += logits.sum(1, dtype=torch.float64)
+            if self.want_rows:
+                values = add_rows(sums, logits, columns, self.work, taken)
+                picked += [values[:, i - start] for i in wanted if start <= i < part.stop]
+        return picked
+
+    def add_sample(self, index: int, heads: int, picked: list[Tensor]) -> None:
+        """Keep the picked rows of one sequence, [heads, SAMPLED] each; NaN where there are fewer."""
+        table = torch.full((heads, self.sample, len(SAMPLED)), float("nan"), dtype=torch.float32)
+        if picked:
+            table[:, : len(picked)] = torch.stack(picked, 1).float().cpu()
+        self.layers[index].sample.append(table)
+
+    def _add_importance(self, call: AttentionCall, layer: LayerSums) -> None:
+        """Σ_q A_qk / (T−k) of the first PREFIX tokens, for the sequences that have as many."""
+        length = min(PREFIX, call.query.shape[2])
+        first = slice(0, length)
+        logits = row_logits(call, first, first)
+        total = logits.logsumexp(-1, keepdim=True)
+        if call.sinks is not None:
+            total = torch.logaddexp(total, call.sinks.to(total.dtype).view(1, -1, 1, 1))
+        whole = valid_rows(call)[:, first].all(-1)
+        weights = (logits - total).exp_()[whole]
+        steps = torch.arange(length, 0, -1, device=weights.device)
+        importance = weights.sum(2, dtype=torch.float64) / steps
+        if layer.importance is None:
+            layer.importance = torch.zeros_like(importance[:0].sum(0))
+            layer.over = torch.zeros_like(layer.importance)
+        layer.importance += importance.sum(0)
+        layer.over += (importance > SINK_SHARE).sum(0)
+        layer.prefixes += int(whole.sum())
+
+    def _check(self, call: AttentionCall, sums: Sums) -> None:
+        for values in (sums.logits, sums.statistics):
+            if values is None or bool(torch.isfinite(values).all()):
+                continue
+            head = int((~torch.isfinite(values)).any(-1).nonzero()[0])
+            raise PerpendError(
+                f"layer {call.layer} ({call.site.name}), head {head}: its attention logits are not finite; "
+                "the model overflows in its dtype (load it with dtype=float32 or bfloat16) or its weights "
+                "are damaged"
+            )
+
+
+def _as_slice(numbers: Tensor) -> Any:
+    """Row numbers as a slice where they are consecutive, None where there is none."""
+    if not len(numbers):
+        return None
+    first, last = int(numbers[0]), int(numbers[-1])
+    return slice(first, last + 1) if last - first + 1 == len(numbers) else numbers
+
+
+def _part(rows: Any, part: slice) -> Any:
+    """The rows of one chunk, as positions in the call."""
+    if isinstance(rows, slice):
+        start = rows.start or 0
+        return slice(start + part.start, start + part.stop)
+    return rows[part]
+
+
+def _spread(count: int, sample: int) -> list[int]:
+    """Evenly spaced row numbers, the same whatever the chunks."""
+    if not sample or not count:
+        return []
+    return sorted({round(i * (count - 1) / max(1, sample - 1)) for i in range(min(sample, count))})

@@ -1,0 +1,238 @@
+"""Surveys from attention probabilities: saved tensors, another tool's cache, models that hide q and k.
+
+Rows given as probabilities carry zeros of two kinds. A key that no row at that query ever sees (in no head
+and no sequence) is *structural*: a query that cannot see the whole support is left out and counted. Any
+other zero has underflowed and gets multiplicative replacement, epsilon (1e-6), the rest of its row scaled
+by 1 - epsilon times their number; they are counted too. Where q and k can be had nothing underflows, and
+this is not used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perpend.distributed import Store, map_blocks
+from perpend.errors import InputError
+from perpend.models.attention import AttentionSite
+from perpend.surveys.attention_result import AttentionSurvey, finish
+from perpend.surveys.batches import Sequences, runner
+from perpend.surveys.capture import Capture, LayerSums, _as_slice, _spread
+from perpend.surveys.rows import STATISTICS, Sums, add_rows, chunk_rows
+from perpend.surveys.supports import Support, plan_support
+
+EPSILON = 1e-6
+_PATTERN = re.compile(r"blocks\.(\d+)\.attn\.hook_pattern$")
+
+
+def signatures_from_probabilities(
+    attentions: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
+    *,
+    window: int | None = None,
+    sink: str | int | Sequence[int] = "first",
+    queries: str | tuple[int, int] | None = None,
+    epsilon: float = EPSILON,
+    block: int = 32,
+    sample: int = 4,
+) -> AttentionSurvey:
+    """A survey of saved attention probabilities.
+
+    `attentions`: a tensor [layers, heads, query, key] (one sequence) or [layers, batch, heads, query, key], a
+    sequence of [batch, heads, query, key] (transformers' `outputs.attentions`), or a mapping with
+    TransformerLens' keys `blocks.{layer}.attn.hook_pattern`. Rows are re-closed on the support.
+
+    Raises InputError for empty tuples (what sdpa returns for output_attentions), negative or non-finite
+    entries, and rows that do not sum to one (below one where a learned sink takes the rest).
+    """
+    layers = _as_layers(attentions)
+    causal = _is_causal(layers)
+    length = layers[0].shape[-1]
+    support = plan_support(
+        causal=causal,
+        length=length,
+        lengths=None,
+        window=window,
+        sink=sink,
+        queries=queries,
+        has_virtual=False,
+    )
+    sites = tuple(
+        AttentionSite(i, f"layer {i}", i, layer.shape[1], layer.shape[1], 0, 0, None, "probabilities")
+        for i, layer in enumerate(layers)
+    )
+    blocks, zeros = [], Counter()
+    for start in range(0, layers[0].shape[0], block):
+        capture = Capture(support, None, True, False, sample)
+        for site, layer in zip(sites, layers):
+            zeros += _add(capture, site.index, layer[start : start + block], epsilon)
+        blocks.append(finish(capture, sites, min(block, layers[0].shape[0] - start)))
+    return _survey(sites, support, blocks, layers[0].shape[0], zeros, epsilon)
+
+
+def survey_model(
+    model: nn.Module,
+    data: Sequences,
+    sites: tuple[AttentionSite, ...],
+    *,
+    window: int | None,
+    sink: str | int | Sequence[int],
+    queries: str | tuple[int, int] | None,
+    batch: int,
+    block: int,
+    store: Store,
+    epsilon: float = EPSILON,
+    sample: int = 4,
+) -> AttentionSurvey:
+    """A survey from the probabilities that a model returns: T x T rows, one batch at a time."""
+    run = runner(model, set(data.inputs))
+    if data.lengths is not None:
+        raise InputError(
+            "a model that shows only probabilities is surveyed on whole sequences, without padding"
+        )
+
+    def rows_of(start: int, stop: int) -> list[Tensor]:
+        inputs, _ = data.batch(start, stop)
+        with torch.no_grad():
+            found = getattr(run({**inputs, "output_attentions": torch.tensor(True)}), "attentions", None)
+        return _as_layers(found or ())
+
+    first = rows_of(0, 1)
+    if len(first) != len(sites):
+        raise InputError(
+            f"the model returned {len(first)} attention tensors for {len(sites)} attention layers; survey "
+            "them as saved tensors with signatures_from_probabilities"
+        )
+    support = plan_support(
+        causal=_is_causal(first),
+        length=first[0].shape[-1],
+        lengths=None,
+        window=window,
+        sink=sink,
+        queries=queries,
+        has_virtual=False,
+    )
+
+    def compute(index: int) -> dict[str, Tensor]:
+        span = range(index * block, min(data.count, (index + 1) * block))
+        capture, zeros = Capture(support, None, True, False, sample), Counter()
+        for start in range(span.start, span.stop, batch):
+            for site, layer in zip(sites, rows_of(start, min(span.stop, start + batch))):
+                zeros += _add(capture, site.index, layer, epsilon)
+        return {
+            **finish(capture, sites, len(span)),
+            "zeros": torch.tensor([zeros["zeros"], zeros["massless"]]),
+        }
+
+    blocks = map_blocks(-(-data.count // block), compute, store=store, name="attention")
+    zeros = Counter(
+        zeros=sum(int(part["zeros"][0]) for part in blocks),
+        massless=sum(int(part["zeros"][1]) for part in blocks),
+    )
+    return _survey(sites, support, blocks, data.count, zeros, epsilon)
+
+
+def _survey(
+    sites: tuple[AttentionSite, ...],
+    support: Support,
+    blocks: list[dict[str, Tensor]],
+    count: int,
+    zeros: Counter[str],
+    epsilon: float,
+) -> AttentionSurvey:
+    notes = [
+        f"read from probabilities (T x T rows): {zeros['zeros']} zeros that are not structural were replaced "
+        f"by {epsilon:g}"
+    ]
+    if zeros["massless"]:
+        notes.append(f"{zeros['massless']} rows had no mass on the support at all and became uniform")
+    return AttentionSurvey(
+        sites, support, blocks, count, zeros=zeros["zeros"], epsilon=epsilon, extra_notes=tuple(notes)
+    )
+
+
+def _as_layers(attentions: Any) -> list[Tensor]:
+    """One [batch, heads, query, key] tensor a layer, checked."""
+    if isinstance(attentions, Mapping):
+        found = {int(m[1]): value for name, value in attentions.items() if (m := _PATTERN.search(name))}
+        if not found:
+            raise InputError(
+                "the mapping holds no blocks.{layer}.attn.hook_pattern; give probabilities by layer"
+            )
+        attentions = [found[layer] for layer in sorted(found)]
+    layers = [torch.as_tensor(layer) for layer in attentions]
+    layers = [layer[None] if layer.ndim == 3 else layer for layer in layers]
+    if not layers:
+        raise InputError(
+            "there are no attention probabilities: sdpa returns an empty tuple for output_attentions; load "
+            "the model with attn_implementation='eager', or give survey_attention the model itself"
+        )
+    for i, layer in enumerate(layers):
+        if (
+            layer.ndim != 4
+            or layer.shape[-2:] != layers[0].shape[-2:]
+            or layer.shape[0] != layers[0].shape[0]
+        ):
+            raise InputError(
+                f"layer {i} has shape {tuple(layer.shape)}; give [batch, heads, query, key], the same for "
+                "all layers"
+            )
+        total = layer.double().sum(-1)
+        if not bool(torch.isfinite(layer).all()) or bool((layer < 0).any()) or bool((total > 1.01).any()):
+            raise InputError(
+                f"layer {i} holds no probabilities: entries below 0, not finite, or rows above 1"
+            )
+    return layers
+
+
+def _is_causal(layers: Sequence[Tensor]) -> bool:
+    above = torch.ones(layers[0].shape[-2:], dtype=torch.bool).triu(1)
+    return all(not bool(layer[..., above.to(layer.device)].any()) for layer in layers)
+
+
+def _add(capture: Capture, index: int, rows: Tensor, epsilon: float) -> Counter[str]:
+    """Add a layer's rows [batch, heads, query, key]; counts zeros replaced, and rows without mass."""
+    support, columns = capture.support, capture.support.columns
+    batch, heads, length = rows.shape[:3]
+    chosen = support.rows(length)
+    candidates = torch.arange(length)[chosen].to(rows.device)
+    seen = (rows > 0).any(1).any(0)[candidates, : support.window].all(-1)  # in some head and sequence
+    inside = _as_slice(candidates[seen])
+    wide = dict(dtype=torch.float64, device=rows.device)
+    if index not in capture.layers:
+        capture.layers[index] = LayerSums(
+            Sums(
+                torch.zeros(heads, columns.parts, **wide),
+                torch.zeros(heads, columns.parts, **wide),
+                torch.zeros(heads, len(STATISTICS), **wide),
+            )
+        )
+    layer = capture.layers[index]
+    layer.left_out += batch * int((~seen).sum())
+    if inside is None:
+        return Counter()
+    zeros, massless, order, split = 0, 0, list(columns.order), len(columns.content)
+    for b in range(batch):
+        part = rows[b, :, inside, : support.window].double()
+        total = part.sum(-1, keepdim=True)
+        massless += int((total == 0).sum())
+        part = part / total.clamp_min(torch.finfo(total.dtype).tiny)
+        empty = part == 0
+        zeros += int(empty.sum())
+        part = torch.where(empty, epsilon, part * (1 - epsilon * empty.sum(-1, keepdim=True)))
+        logits = part.log()[..., order]
+        logits -= logits[..., :split].mean(-1, keepdim=True)
+        layer.heads.logits[:, order] += logits.sum(1)
+        count, step = logits.shape[1], chunk_rows(heads, columns.parts, rows.device)
+        wanted, picked = _spread(count, capture.sample), []
+        for start in range(0, count, step):
+            values = add_rows(layer.heads, logits[:, start : start + step], columns, capture.work)
+            picked += [values[:, i - start] for i in wanted if start <= i < start + step]
+        layer.rows += count
+        if capture.sample:
+            capture.add_sample(index, heads, picked)
+    return Counter(zeros=zeros, massless=massless)

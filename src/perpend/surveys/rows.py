@@ -1,0 +1,193 @@
+"""Statistics of attention rows on a fixed support, from their logits, summed per head as they stream by.
+
+A row's logits l on D parts, r of them the sink, in three numbers that never underflow: the content's
+log-sum-exp, its dispersion and its mean. With the logits centred on the content's mean,
+
+    s = σ(lse(sink) − lse(content))      H(π) = lse(content) − Σ π l      C_A⊥ = ‖l content‖₂
+    b = √(r(D−r)/D) · mean(l sink)       H_b(s) = s·softplus(−x) + (1−s)·softplus(x),  x = logit of s
+
+The mean of a set of rows in Aitchison geometry is the softmax of their mean logit; without a soft-cap the
+mean logit over queries is (mean q)·k, so signatures need no rows at all. Centring is done on the keys: q·(k
+− mean k) has the content's mean taken out already.
+
+Source: "Which Question Is Your Attention Metric Answering?", Definitions 1-2, Proposition 1, Appendix E.5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+# Means over rows are kept of these; the squares give spreads and the total Aitchison variance.
+STATISTICS = (
+    "sink_mass",
+    "binary",
+    "content",
+    "weighted_content",
+    "within_sink",
+    "dispersion",
+    "balance",
+    "sink_mass_square",
+    "dispersion_square",
+    "balance_square",
+    "retained",
+)
+SAMPLED = ("sink_mass", "binary", "content", "dispersion", "balance")
+LARGEST_MASS = 1e30  # of exponentials of centred logits, in fp32
+CPU_LOGITS = 1 << 17  # logits of one chunk of queries on a CPU: two buffers stay in its second-level cache
+GPU_LOGITS = 1 << 26
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which logits make a row: the columns of the composition, in the user's order, split for the arithmetic.
+
+    `keys`: positions whose logits are the columns; `virtual`: a learned sink logit is column 0, before them.
+    `sink`: columns that are the sink. Work is done content first, sink last (`order`).
+    """
+
+    keys: tuple[int, ...]
+    sink: tuple[int, ...]
+    virtual: bool = False
+
+    @property
+    def parts(self) -> int:
+        """D, the number of parts of a row."""
+        return len(self.keys) + self.virtual
+
+    @property
+    def content(self) -> tuple[int, ...]:
+        """Columns that are not the sink."""
+        return tuple(column for column in range(self.parts) if column not in set(self.sink))
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Columns as the arithmetic takes them: content, then sink."""
+        return (*self.content, *self.sink)
+
+    @property
+    def balance_scale(self) -> float:
+        """√(r(D−r)/D)."""
+        r = len(self.sink)
+        return math.sqrt(r * (self.parts - r) / self.parts)
+
+
+@dataclass
+class Sums:
+    """Sums over rows for G heads, float64: of logits [G, D], probabilities [G, D] and STATISTICS [G, F].
+
+    Logits are centred on the content's mean, columns in the user's order. `sample`: SAMPLED of chosen rows.
+    """
+
+    logits: Tensor
+    arithmetic: Tensor | None
+    statistics: Tensor | None
+    sample: list[Tensor] = field(default_factory=list)
+
+
+class Work:
+    """Buffers that are used again for every chunk: fresh memory costs more here than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        size = math.prod(shape)
+        key = (name, like.dtype, like.device)
+        held = self._held.get(key)
+        if held is None or held.numel() < size:
+            self._held[key] = held = torch.empty(size, dtype=like.dtype, device=like.device)
+        return held[:size].view(shape)
+
+
+def mean_logits(query: Tensor, key: Tensor, scale: float, columns: Columns) -> Tensor:
+    """Sum over rows of the centred logits, [G, D] float64, from the sum of queries: query [G, n, d], key
+    [G, W, d].
+
+    Exact for rows that see all W keys, without soft-cap, bias or learned sink.
+    """
+    total = _sum_rows(query)
+    logits = torch.einsum("gd,gwd->gw", total, key.double()).mul_(scale)
+    return _centred(logits, columns)
+
+
+def _sum_rows(query: Tensor) -> Tensor:
+    """Σ over rows [G, n, d] → [G, d], float64; pieces keep the widened copy small."""
+    total = torch.zeros(query.shape[0], query.shape[2], dtype=torch.float64, device=query.device)
+    for piece in query.split(256, dim=1):
+        total += piece.sum(1, dtype=torch.float64)
+    return total
+
+
+def _centred(logits: Tensor, columns: Columns) -> Tensor:
+    content = logits[..., list(columns.content)] if len(columns.sink) else logits
+    return logits - content.mean(-1, keepdim=True)
+
+
+def centred_keys(key: Tensor, scale: float, columns: Columns, dtype: torch.dtype) -> Tensor:
+    """Keys [G, W, d] → [G, d, D] in working order, scaled, less the content's mean key: for plain logits."""
+    wide = key.double()
+    content, order = list(columns.content), list(columns.order)
+    wide = (wide - wide[:, content].mean(1, keepdim=True)).mul_(scale)
+    return wide[:, order].transpose(1, 2).to(dtype).contiguous()
+
+
+def chunk_rows(groups: int, parts: int, device: torch.device) -> int:
+    """How many queries a chunk holds."""
+    room = CPU_LOGITS if device.type == "cpu" else GPU_LOGITS
+    return max(8, room // max(1, groups * parts))
+
+
+def add_rows(sums: Sums, logits: Tensor, columns: Columns, work: Work, lse: Tensor | None = None) -> Tensor:
+    """Add one chunk: centred logits [G, n, D] in working order (destroyed). Returns SAMPLED [G, n, 5].
+
+    `lse` [G, n] is the whole row's log-sum-exp less the content's mean logit, for the mass the support
+    retains.
+    """
+    sinks = len(columns.sink)
+    split = columns.parts - sinks
+    sink_logits = logits[..., split:].clone()
+    logits[..., split:] = 0.0
+    dispersion = torch.linalg.vector_norm(logits, dim=-1)
+    exponents = work.take("exponents", tuple(logits.shape), logits)
+    torch.exp(logits, out=exponents)
+    exponents[..., split:] = 0.0
+    mass = exponents.sum(-1)
+    top = None
+    if not bool((mass < LARGEST_MASS).all()):  # a logit times its exponential would overflow: shift first
+        top = logits[..., :split].amax(-1, keepdim=True)
+        torch.exp(logits - top, out=exponents)
+        exponents[..., split:] = 0.0
+        mass = exponents.sum(-1)
+    log_mass = mass.log()
+    inner = logits.mul_(exponents).sum(-1).div_(mass)  # Σ π l
+    if top is not None:
+        log_mass = log_mass + top[..., 0]
+    content = log_mass - inner
+    sink_lse = sink_logits[..., 0] if sinks == 1 else sink_logits.logsumexp(-1)
+    odds = sink_lse - log_mass
+    share, rest = torch.sigmoid(odds), torch.sigmoid(-odds)
+    binary = share * torch.nn.functional.softplus(-odds) + rest * torch.nn.functional.softplus(odds)
+    balance = sink_logits.mean(-1).mul_(columns.balance_scale)
+    within = torch.zeros_like(share)
+    pure = torch.ones_like(sink_logits)
+    if sinks > 1:
+        pure = torch.softmax(sink_logits, -1)
+        within = share * (sink_lse - (pure * sink_logits).sum(-1))
+    rows = [share, binary, content, rest * content, within, dispersion, balance]
+    rows += [share.square(), dispersion.square(), balance.square()]
+    if lse is None:
+        rows.append(torch.zeros_like(share))
+    else:
+        rows.append((torch.logaddexp(log_mass, sink_lse) - lse).clamp_(max=0.0).exp_())
+    if sums.statistics is not None:
+        sums.statistics += torch.stack([row.sum(-1, dtype=torch.float64) for row in rows], -1)
+    if sums.arithmetic is not None:
+        weight = rest / mass
+        part = torch.bmm(weight[:, None], exponents)[:, 0, :split].double()
+        sink_part = (share[..., None] * pure).sum(1, dtype=torch.float64)
+        sums.arithmetic[:, list(columns.order)] += torch.cat([part, sink_part], -1)
+    return torch.stack([share, binary, content, dispersion, balance], -1)
