@@ -31,8 +31,8 @@ silences both). `--json` prints exactly one JSON document on stdout, for errors 
 `{"error": …, "code": …}`.
 
 Every run leaves a folder, `runs/<verb>-<model>-<n>` unless `--out` names another, with `run.json`, tables
-as `*.csv`, `arrays.safetensors` and `report.html` ([what is in it](run-folder.md)). An interrupted run goes on
-with `--resume` and the same options; `--plan` shows what a run would cost and stops.
+as `*.csv`, `arrays.safetensors` and `report.html` ([what is in it](run-folder.md)). An interrupted run goes
+on with `--resume` and the same options; `--plan` shows what a run would cost and stops.
 
 | exit code | meaning |
 |---|---|
@@ -55,9 +55,9 @@ _PERPEND_COMPLETE=fish_source perpend | source        # ~/.config/fish/completio
 ## More than one process
 
 `torchrun --nproc-per-node N -m perpend VERB …` divides the text over N processes, on one machine or several
-that share the run folder. Sums are kept per block of sequences, each computed wholly by one process and added in
-block order, so the results are those of one process. A process that dies ends the run with a message, and any
-number of processes can resume it.
+that share the run folder. Sums are kept per block of sequences, each computed wholly by one process and added
+in block order, so the results are those of one process. A process that dies ends the run with a message, and
+any number of processes can resume it.
 """
 
 
