@@ -118,3 +118,21 @@ def test_bad_input_is_refused_before_anything_is_written(corpus, tmp_path, capsy
 def test_text_is_asked_for(tmp_path, capsys):
     assert run(["train", "--out", str(tmp_path / "run")]) == 2
     assert "--text" in capsys.readouterr().err
+
+
+def test_a_mistake_found_while_preparing_leaves_no_run_behind_and_an_interruption_does(
+    corpus, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "run"
+    assert run(arguments(corpus, out, "--vocab", "60000")) == 2
+    assert "ask for a smaller one" in capsys.readouterr().err
+    assert not out.exists()
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("perpend.training.data._batched", interrupted)
+    assert run(arguments(corpus, out)) == 130
+    assert (out / "data/tokenizer").is_dir()
+    monkeypatch.undo()
+    assert run(arguments(corpus, out, "--resume")) == 0

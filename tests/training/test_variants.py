@@ -155,7 +155,7 @@ def test_only_the_self_weight_used_still_has_its_gradient():
 
 @pytest.mark.parametrize("small", [0.0, 1e-30, 1e-14, 1e-6])
 def test_gradients_of_very_different_sizes_keep_their_precision(small):
-    """The incoming gradient of o vanishing beside that of A_tt, in some rows or in all: float32 against double."""
+    """The incoming gradient of o vanishing beside that of A_tt in every other row: float32 against double."""
     generator = torch.Generator().manual_seed(4)
     q, k, v, p = (torch.randn(2, h, 9, 8, generator=generator) for h in (4, 2, 2, 4))
     w = torch.randn(2, 4, 9, generator=generator)

@@ -131,7 +131,6 @@ def command(**options: Any) -> None:
     from perpend.progress import progress
     from perpend.runs import Run
     from perpend.training.compare import compare
-    from perpend.training.data import open_data, prepare
     from perpend.training.trainer import Rhythm, train
 
     asked = Settings(options)
@@ -141,14 +140,12 @@ def command(**options: Any) -> None:
     with Run.start(
         options["out"], command="train", request=request(options, asked), resume=options["resume"]
     ) as run:
-        # something is kept from now on: an interruption while the text is prepared must not cost what is done
-        main_first(lambda: run.step("began", lambda: {"size": asked.size}))
         folder = Path(options["data"]) if options["data"] else run.folder / "data"
-        if options["text"] is None:
-            data = main_first(lambda: open_data(folder))
-        else:
-            chosen = {name: options[name] for name in ("tokenizer", "vocab", "valid", "limit")}
-            data = prepare(options["text"], folder, progress=progress, **chosen)
+        try:
+            data = tokens(options, folder)
+        except KeyboardInterrupt:
+            main_first(lambda: run.step("began", lambda: {"data": str(folder)}))  # keeps what is tokenized
+            raise
         shape = asked.shape(data.vocab)
         identity = main_first(lambda: run.step("data", data.identity))
         rhythm = Rhythm(
@@ -204,6 +201,18 @@ CONVENTIONS = {
     "budgets": "equal tokens; equal wall clock and processor time: each pair at the quicker one's total",
     "clock": "training only; evaluations and checkpoints are not counted",
 }
+
+
+def tokens(options: dict[str, Any], folder: Path) -> Any:
+    """The prepared data, prepared now if need be."""
+    from perpend.distributed import main_first
+    from perpend.progress import progress
+    from perpend.training.data import open_data, prepare
+
+    if options["text"] is None:
+        return main_first(lambda: open_data(folder))
+    chosen = {name: options[name] for name in ("tokenizer", "vocab", "valid", "limit")}
+    return prepare(options["text"], folder, progress=progress, **chosen)
 
 
 class Settings:
