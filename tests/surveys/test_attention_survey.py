@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 import tiny
+from attention_oracle import falcon, gpt_neo, padded, plain_gpt, record, t5, weights
 from perpend.errors import InputError, PerpendError
 from perpend.geometry import content_dispersion, entropy, sink_balance, split_entropy
 from perpend.surveys.attention import survey_attention
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
-from attention_oracle import falcon, gpt_neo, padded, plain_gpt, record, t5, weights
 
 W = 8
 
