@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from perpend.progress import Progress, silent
 from perpend.studies.simulation.checks import CONFIDENCE, Check, Part, Settings
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def simulate(
     settings: Settings = Settings(),  # noqa: B008  (frozen)
     *,
     store: Store = lambda name, compute: compute(),
-    progress: Callable[..., Any] | None = None,
+    progress: Progress = silent,
 ) -> Simulation:
     """Runs every part. The same settings give the same numbers on one machine.
 
@@ -56,10 +57,12 @@ def simulate(
     import pandas as pd
 
     found = list(parts())
-    steps = progress(found, "simulate") if progress else found
-    done = {
-        name: Part.unpacked(store(name, lambda part=part: part(settings).packed())) for name, part in steps
-    }
+    done: dict[str, Part] = {}
+    with progress(total=len(found), unit="parts", description="simulate") as advance:
+        for name, part in found:
+            packed = store(name, lambda part=part: part(settings).packed())
+            done[name] = Part.unpacked(packed)
+            advance(1)
     checks = pd.DataFrame([vars(check) for part in done.values() for check in part.checks])
     missed = checks[~checks["reproduced"]]
     by_kind = checks.groupby("kind")["reproduced"].agg(["sum", "size"])

@@ -9,7 +9,6 @@ statement  agrees if a quantity that the paper says is zero, positive or bounded
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +71,8 @@ class Part:
 
 def exact(item: str, quantity: str, entry: Entry, measured: float, *, note: str = "") -> Check:
     """A closed form against its printed digits."""
-    half = entry.half_digit
-    off = abs(measured - entry.value) - half * (1 + ROUNDING) - 1e-15
-    return Check(
-        item, quantity, entry.printed, float(measured), None, None, off <= 0, max(0.0, off), "exact", note
-    )
+    off = abs(measured - entry.value) - entry.half_digit * (1 + ROUNDING) - 1e-15
+    return _check(item, quantity, entry.printed, measured, off, "exact", note)
 
 
 def sampled(
@@ -85,10 +81,8 @@ def sampled(
     """A Monte Carlo value against a printed one; sd: sampling errors of the two, in the printed unit."""
     half = Z * math.hypot(sd, paper_sd) + entry.half_digit
     off = abs(measured - entry.value) - half
-    low, high = measured - half, measured + half
-    return Check(
-        item, quantity, entry.printed, float(measured), low, high, off <= 0, max(0.0, off), "sampled", note
-    )
+    limits = (measured - half, measured + half)
+    return _check(item, quantity, entry.printed, measured, off, "sampled", note, limits)
 
 
 def share(item: str, quantity: str, entry: Entry, rate: float, trials: int, *, note: str = "") -> Check:
@@ -101,9 +95,8 @@ def share(item: str, quantity: str, entry: Entry, rate: float, trials: int, *, n
 
 def bound(item: str, quantity: str, entry: Entry, measured: float, *, note: str = "") -> Check:
     """A value that the paper says lies above (">") or below ("<") a printed one."""
-    gap = measured - entry.value if entry.relation == "<" else entry.value - measured
-    paper = f"{entry.relation} {entry.printed}"
-    return Check(item, quantity, paper, float(measured), None, None, gap <= 0, max(0.0, gap), "exact", note)
+    off = measured - entry.value if entry.relation == "<" else entry.value - measured
+    return _check(item, quantity, f"{entry.relation} {entry.printed}", measured, off, "exact", note)
 
 
 def holds(
@@ -116,14 +109,23 @@ def holds(
     least: float | None = None,
     note: str = "",
 ) -> Check:
-    """A statement made a number: it holds if least ≤ measured ≤ most."""
-    over = measured - most if most is not None else -math.inf
-    under = least - measured if least is not None else -math.inf
-    off = max(over, under, 0.0)
-    good = math.isfinite(measured) and off == 0
-    return Check(item, quantity, paper, float(measured), least, most, good, off, "statement", note)
+    """A statement made a number: it holds if least ≤ measured ≤ most; NaN never does."""
+    over = -math.inf if most is None else measured - most
+    under = -math.inf if least is None else least - measured
+    off = max(over, under) if math.isfinite(measured) else math.inf
+    return _check(item, quantity, paper, measured, off, "statement", note, (least, most))
 
 
-def largest(values: Sequence[float], function: Callable[[float], float] = abs) -> float:
-    """The largest |value|; 0 of nothing."""
-    return max((function(float(value)) for value in values), default=0.0)
+def _check(
+    item: str,
+    quantity: str,
+    paper: str,
+    measured: float,
+    off: float,
+    kind: str,
+    note: str,
+    limits: tuple[float | None, float | None] = (None, None),
+) -> Check:
+    low, high = (None if limit is None else float(limit) for limit in limits)
+    missed = max(0.0, float(off))
+    return Check(item, quantity, paper, float(measured), low, high, missed == 0, missed, kind, note)

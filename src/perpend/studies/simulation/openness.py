@@ -1,9 +1,9 @@
 """Theorem 1 (iii): how far around the witness all six classical verdicts stand.
 
 The radius is that of the sup norm on the nine coordinates of a triple that stays on the simplex. A lower
-bound is *proved* in outward-rounded interval arithmetic: mean-value form, the margin at the witness minus the
-radius times a bound of the gradient over the box, where each row's gradient may be shifted by a constant, for its
-steps sum to zero. An upper bound is a triple found by search on which a verdict fails.
+bound is *proved* in outward-rounded interval arithmetic, in mean-value form: the margin at the witness minus
+the radius times a bound of the gradient over the box. The steps of a row sum to zero, so its gradient may be
+shifted by a constant. An upper bound is a triple found by search on which a verdict fails.
 """
 
 from __future__ import annotations
