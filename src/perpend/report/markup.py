@@ -121,13 +121,14 @@ def figure_block(figure: Figure, number: int, store: Store) -> tuple[dict[str, A
         name = f"{figure.title}: {subtitle}" if subtitle else figure.title
         head = f"<h3>{escape(subtitle)}</h3>" if subtitle else ""
         keys = ' tabindex="0" data-pickable="yes"' if pickable else ""
+        role = "application" if pickable else "img"  # arrow keys reach an application, not an image
         how = (
             ". Arrow keys choose; the numbers are in the table below"
             if pickable
             else ". Its numbers are below"
         )
         sides.append(
-            f'<div class="side">{head}<div class="chart" role="img"{keys}'
+            f'<div class="side">{head}<div class="chart" role="{role}"{keys}'
             f'{" data-framed=yes" if one["framed"] else ""} aria-label="{escape(name + how)}"></div></div>'
         )
     panel = ""
