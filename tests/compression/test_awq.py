@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+
 from perpend.compression import awq
 from perpend.compression.blockwise import Calibrated, compress
 from perpend.compression.directional import directional_loss
@@ -27,7 +28,7 @@ def _quiet():
 
 
 def spread(model, seed: int = 0):
-    """Give activations the outlying channels that AWQ is for: norms and up_proj rows of very different size."""
+    """Give activations the outlying channels that AWQ is for: norm weights of very different size."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -172,13 +173,18 @@ def test_the_directional_objective_lowers_what_it_weighs():
     ids = tokens(4, 24)
     losses = {}
     for weights in ("perpendicular=1,parallel=0", "perpendicular=0,parallel=1"):
-        done = compress(spread(build("llama")), ids, f"awq:3,group=8,clip=false,objective=update,{weights}", layers=[0])
+        done = compress(
+            spread(build("llama")),
+            ids,
+            f"awq:3,group=8,grid=5,clip=false,objective=update,{weights}",
+            layers=[0],
+        )
         for f in done.facts.values():
             assert f["group_loss"] <= f["group_loss_rtn"]
         losses[weights] = done.facts["model.layers.0.mlp.down_proj"]
     # the two parts of one and the same rounding error add up to the isotropic objective
     both = compress(
-        spread(build("llama")), ids, "awq:3,group=8,clip=false,objective=update", layers=[0]
+        spread(build("llama")), ids, "awq:3,group=8,grid=5,clip=false,objective=update", layers=[0]
     ).facts["model.layers.0.mlp.down_proj"]
     total = sum(f["group_loss_rtn"] for f in losses.values())
     assert both["group_loss_rtn"] == pytest.approx(total, rel=1e-4)
@@ -188,8 +194,10 @@ def test_the_directional_objective_lowers_what_it_weighs():
 def test_the_update_objective_is_the_error_of_the_contribution():
     """One linear's rounding, measured through the block and straight from its own output: the same number."""
     ids = tokens(4, 24)
-    done = compress(spread(build("llama")), ids, "awq:3,group=8,clip=false,objective=update", layers=[0])
-    plain = compress(spread(build("llama")), ids, "awq:3,group=8,clip=false", layers=[0])
+    done = compress(
+        spread(build("llama")), ids, "awq:3,group=8,grid=6,clip=false,objective=update", layers=[0]
+    )
+    plain = compress(spread(build("llama")), ids, "awq:3,group=8,grid=6,clip=false", layers=[0])
     name = "model.layers.0.mlp.down_proj"  # its output is the MLP's contribution
     assert done.facts[name]["group_loss_rtn"] == pytest.approx(plain.facts[name]["group_loss_rtn"], rel=1e-3)
     assert done.facts[name]["alpha"] == plain.facts[name]["alpha"]

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+
 from perpend.compression.blockwise import check, compress, compressible
 from perpend.compression.calibration import calibration
 from perpend.compression.matrices import block_matrices
@@ -22,7 +23,9 @@ def test_replay_gives_the_models_own_stream(family):
     model, ids = build(family), tokens(3, 24)
     wanted = []
     handles = [
-        b.module.register_forward_hook(lambda m, a, out: wanted.append(out if torch.is_tensor(out) else out[0]))
+        b.module.register_forward_hook(
+            lambda m, a, out: wanted.append(out if torch.is_tensor(out) else out[0])
+        )
         for b in blocks(model)
     ]
     with torch.no_grad():
@@ -61,15 +64,18 @@ def _root(model):
 
 
 def test_tied_embeddings_stay_bit_identical():
-    for family in ("gpt2", "bloom", "gemma3", "cohere2"):
+    for family in ("gpt2", "gemma3"):
         model = build(family)
         head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
         assert head.data_ptr() == embedding.data_ptr(), "this tiny model ties its head"
         before = embedding.clone()
-        for spec in ("awq:3,group=8,grid=4", "wanda"):
+        for spec in ("awq:3,group=8,grid=3,clip=false", "wanda"):
             compress(model, tokens(4, 24), spec)
             assert torch.equal(model.get_input_embeddings().weight, before)
-            assert model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+            assert (
+                model.get_output_embeddings().weight.data_ptr()
+                == model.get_input_embeddings().weight.data_ptr()
+            )
 
 
 def test_a_matrix_tied_to_the_embeddings_is_refused_by_name():
@@ -89,7 +95,11 @@ def test_experts_without_tokens_are_warned_about_and_pruned_by_weight():
             layer.post_attention_layernorm.weight.fill_(1.0)
         hook = [
             layer.mlp.gate.register_forward_hook(
-                lambda m, a, out: (out[0], torch.full_like(out[1], 0.5), torch.tensor([0, 1]).expand_as(out[2]))
+                lambda m, a, out: (
+                    out[0],
+                    torch.full_like(out[1], 0.5),
+                    torch.tensor([0, 1]).expand_as(out[2]),
+                )
             )
             for layer in model.model.layers
         ]
@@ -100,9 +110,11 @@ def test_experts_without_tokens_are_warned_about_and_pruned_by_weight():
     pruned = model.model.layers[0].mlp.experts.down_proj.detach()[3]
     order = dense.abs().argsort(dim=1, stable=True)[:, : dense.shape[1] // 2]
     assert torch.equal(pruned == 0, torch.zeros_like(dense, dtype=torch.bool).scatter(1, order, True))
-    for name in ("awq:3,group=8,grid=3", "awq:3,group=8,grid=3,objective=update"):
-        with pytest.warns(UserWarning, match="saw no calibration token"):
-            compress(model, tokens(2, 16), name)
+    with pytest.warns(UserWarning, match="saw no calibration token"):
+        done = compress(model, tokens(2, 16), "awq:3,group=8,grid=3,clip=false")
+    unseen = done.facts["model.layers.0.mlp.experts.gate_up_proj[3]"]
+    assert unseen["alpha"] == 0
+    assert unseen["group_loss"] is None
     for h in hook:
         h.remove()
 
@@ -242,7 +254,7 @@ class _Words:
 
 
 def test_short_calibration_text_and_a_huge_maximum():
-    """wanda's and AWQ's scripts take the length from the model and fail on short texts; here they are apart."""
+    """Reference scripts take the length from the model and fail on short texts; here they are apart."""
     model = build("llama")
     model.config.max_position_embeddings = 1_000_000
     got = calibration(["a few words that make one short text " * 3], _Words())

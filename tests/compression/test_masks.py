@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from perpend.compression.blockwise import compress
 from perpend.compression.masks import lowest, pattern_of, pruned, removed
 from perpend.errors import InputError
@@ -114,7 +115,7 @@ def test_later_blocks_are_scored_on_compressed_activations():
         layer = reference.model.layers[index]
         seen = {}
         handles = [
-            m.register_forward_pre_hook(lambda m, a, n=n: seen.__setitem__(n, a[0].detach()))
+            m.register_forward_pre_hook(lambda m, a, n=n, seen=seen: seen.__setitem__(n, a[0].detach()))
             for n, m in layer.named_modules()
             if isinstance(m, torch.nn.Linear)
         ]
@@ -127,7 +128,9 @@ def test_later_blocks_are_scored_on_compressed_activations():
             norms = rows.reshape(-1, rows.shape[-1]).double().square().sum(0).sqrt().numpy()
             mask = oracle_mask(np.abs(weight.double().numpy()) * norms, "unstructured", 0.5, "row")
             weight[torch.tensor(mask)] = 0
-    assert torch.equal(reference.model.layers[2].mlp.down_proj.weight, model.model.layers[2].mlp.down_proj.weight)
+    assert torch.equal(
+        reference.model.layers[2].mlp.down_proj.weight, model.model.layers[2].mlp.down_proj.weight
+    )
     assert all(torch.equal(a, b) for a, b in zip(reference.parameters(), model.parameters()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from perpend.compression import methods, regime, repairs
 from perpend.compression.method import with_settings
 from perpend.errors import InputError

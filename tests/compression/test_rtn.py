@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from perpend.compression.blockwise import compress
 from perpend.compression.rtn import group_of, quantize
 from perpend.errors import InputError
@@ -15,9 +16,16 @@ from tiny import build
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 9999), bits=st.integers(1, 8), group=st.sampled_from([4, 8, 16]), sign=st.integers(-1, 1))
+@given(
+    seed=st.integers(0, 9999),
+    bits=st.integers(1, 8),
+    group=st.sampled_from([4, 8, 16]),
+    sign=st.integers(-1, 1),
+)
 def test_a_group_lies_on_one_grid_that_holds_zero(seed, bits, group, sign):
-    weight = torch.randn(3, 16, generator=torch.Generator().manual_seed(seed)) + 3 * sign  # also one-sided groups
+    weight = (
+        torch.randn(3, 16, generator=torch.Generator().manual_seed(seed)) + 3 * sign
+    )  # also one-sided groups
     weight[0, :group] = 0
     rounded = quantize(weight, bits, group)
     for row, was in zip(rounded.reshape(-1, group), weight.reshape(-1, group)):
