@@ -49,7 +49,7 @@ def _comparison(checks: pd.DataFrame) -> Figure:
             "distance",
             by="number",
             label="(printed − measured) / half the 99 % interval",
-            reference={"interval": 1.0, "interval below": -1.0},
+            reference={"+1": 1.0, "−1": -1.0},
         ),
         checks,
         "One bar a printed number; within ±1 it is reproduced. Exact numbers and statements are in "
@@ -213,7 +213,9 @@ def _bands(bands: pd.DataFrame) -> Figure:
             "random_max": "largest of random pairs",
             "extremal_6": "extremal pair, δ = 1e-6",
         }
-        return charts.profile(part, lines, x="sink", label=NAMES[metric], x_label="least sink mass s₀")
+        return charts.profile(
+            part, lines, x="sink", label=NAMES[metric], x_label="least sink mass s₀", log_y=True
+        )
 
     return Figure(
         "Vanishing bands (Theorem 3)",
@@ -270,13 +272,14 @@ def _laws(laws: pd.DataFrame) -> Figure:
 
 
 def _residuals(residuals: pd.DataFrame) -> Figure:
+    shown = residuals.assign(units=residuals["residual"] / 1e-15)
     return Figure(
         "Identities to machine precision",
         "How exactly do Lemma 1 and the chain rule hold in float64?",
         charts.bars(
-            residuals, "residual", by="identity", series="rows", label="largest residual", form=".2e"
+            shown, "units", by="identity", series="rows", label="largest residual / 1e-15", form=".2f"
         ),
         residuals,
         "The largest residual over random rows of each kind, relative to the rows' own size. The tolerance "
-        "is 1e-12.",
+        "is 1e-12, a thousand of the units shown.",
     )

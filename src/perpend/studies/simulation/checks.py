@@ -12,6 +12,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from perpend.geometry import METRICS
 from perpend.papers import Entry
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.99
 Z = 2.5758293035489004  # its two-sided normal quantile
+TITLE = {name: metric.title for name, metric in METRICS.items()}
 ROUNDING = 1e-9  # slack of a comparison with half a digit: a value printed from a tie may go either way
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from perpend.papers import published
 from perpend.studies.calibration import ALPHAS, GRID, calibration_curve, tracking
-from perpend.studies.simulation.checks import Part, Settings, holds, sampled, share
+from perpend.studies.simulation.checks import TITLE, Part, Settings, holds, sampled, share
 from perpend.studies.simulation.witness import CLASSICAL
 
 ORDER = 70
@@ -22,7 +22,7 @@ def part(settings: Settings) -> Part:
     for metric in CLASSICAL:
         for sink in (0.5, 0.7, 0.9):
             rate = _rate(peaked, metric, sink)
-            name = f"{metric} at s̄ = {sink}, %"
+            name = f"{TITLE[metric]} at s̄ = {sink}, %"
             found.checks.append(share("Figure 3", name, figure[f"{metric}/{sink}"], rate, settings.samples))
             found.checks.append(
                 share("§5.1", name, prose[f"rounded/{metric}/{sink}"], rate, settings.samples)
@@ -32,11 +32,16 @@ def part(settings: Settings) -> Part:
         dips = float(-np.diff(rates).min())
         allowed = 2.58 * np.sqrt(0.5 / settings.samples)
         found.checks.append(
-            holds("Figure 3", f"{metric}: deepest dip along s̄", "grows with s̄", dips, most=allowed)
+            holds("Figure 3", f"{TITLE[metric]}: deepest dip along s̄", "grows with s̄", dips, most=allowed)
         )
         found.checks.append(
             holds(
-                "Figure 3", f"{metric}: highest rate", "toward 0.5", float(rates.max()), least=0.3, most=0.5
+                "Figure 3",
+                f"{TITLE[metric]}: highest rate",
+                "toward 0.5",
+                float(rates.max()),
+                least=0.3,
+                most=0.5,
             )
         )
     content = curve[curve["metric"] == "content"]["rate"]
@@ -48,7 +53,7 @@ def part(settings: Settings) -> Part:
         found.checks.append(
             share(
                 "Figure 3",
-                f"total d_A against d_A⊥ at s̄ = {sink}, %",
+                f"total d_A, s̄ = {sink}, %",
                 figure["aitchison"],
                 rate,
                 settings.samples,
@@ -92,11 +97,11 @@ def _track(found: Part, curve, settings: Settings) -> None:
     scale = np.sqrt(settings.samples / 20_000)
     for name, value, sd in zip(("mean", "max"), (deviation.mean(), deviation.max()), spread):
         entry = prose[f"tracking/{name}"]
-        words = f"{name} |deviation| of 10 models × 3 metrics, points"
+        words = f"{name} |deviation| of the models, points"
         found.checks.append(sampled("§5.2", words, entry, 100 * float(value), float(sd), float(sd * scale)))
     worst = three.loc[deviation.idxmax()]
     found.findings.append(
         f"The paper's ten models lie {100 * deviation.mean():.1f} points from the curve on average and "
-        f"{100 * deviation.max():.1f} at most ({worst['title']}, {worst['metric']}); beyond s̄ = 0.9 the "
-        "curve's last value is taken."
+        f"{100 * deviation.max():.1f} at most ({worst['title']}, {TITLE[worst['metric']]}); beyond s̄ = 0.9 "
+        "the curve's last value is taken."
     )

@@ -16,7 +16,7 @@ from itertools import permutations
 import numpy as np
 
 from perpend.geometry import aitchison_distance, dissimilarity
-from perpend.studies.simulation.checks import Check, Part, Settings, holds
+from perpend.studies.simulation.checks import TITLE, Check, Part, Settings, holds
 from perpend.studies.simulation.witness import CLASSICAL
 
 ORDER = 20
@@ -48,7 +48,7 @@ def threshold(content: np.ndarray, other_sink: float, metric: str) -> float:
     fails = margins(t, content, other_sink, metric) >= 0
     first = int(fails.argmax())
     if first == 0:
-        raise ArithmeticError(f"no reversal up to s = 1 − {_DEEPEST}: {metric} at {content}")
+        raise ArithmeticError(f"no reversal up to s = 1 − {_DEEPEST}: {TITLE[metric]} at {content}")
     good, bad = t[first - 1], t[first]
     for _ in range(60):
         middle = (good + bad) / 2

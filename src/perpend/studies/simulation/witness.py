@@ -15,7 +15,7 @@ from perpend.geometry import (
     split_entropy,
 )
 from perpend.papers import published
-from perpend.studies.simulation.checks import Part, Settings, exact, holds
+from perpend.studies.simulation.checks import TITLE, Part, Settings, exact, holds
 
 ORDER = 10
 P, Q, R = np.array([0.9, 0.08, 0.02]), np.array([0.7, 0.24, 0.06]), np.array([0.9, 0.02, 0.08])
@@ -49,7 +49,7 @@ def _table_1(found: Part) -> None:
             entry = paper[f"{metric}/{policy}/{pair}"]
             shown = 1 - value if metric == "cosine" else value  # the table prints cosine as a similarity
             found.checks.append(
-                exact("Table 1", f"{metric}, sink {policy}, {pair[0]} to {pair[1]}", entry, shown)
+                exact("Table 1", f"{TITLE[metric]}, sink {policy}, {pair[0]} to {pair[1]}", entry, shown)
             )
         closer = {
             policy: "q" if values[policy, "pq"] < values[policy, "pr"] else "r" for policy in ("keep", "drop")
@@ -58,13 +58,13 @@ def _table_1(found: Part) -> None:
         verdict = "reversal" if closer["keep"] != closer["drop"] else "stable"
         agrees = closer == told and verdict == paper[f"{metric}/keep/pq"].more["verdict"]
         said = f"{told['keep']}, then {told['drop']}"
-        found.checks.append(holds("Table 1", f"{metric}, closer to p", said, float(agrees), least=1))
+        found.checks.append(holds("Table 1", f"{TITLE[metric]}, closer to p", said, float(agrees), least=1))
         # Dominance: a subcomposition may not lie farther apart than the whole.
         excess = values["drop", "pr"] - values["keep", "pr"]
         violated = metric != "aitchison"
         limits = {"least": 1e-3} if violated else {"most": 1e-14}
         said = "violated" if violated else "kept"
-        found.checks.append(holds("Table 1", f"{metric}, dominance on (p, r)", said, excess, **limits))
+        found.checks.append(holds("Table 1", f"{TITLE[metric]}, dominance on (p, r)", said, excess, **limits))
         lines += [
             (metric, policy, pair, value, closer[policy], verdict) for (policy, pair), value in values.items()
         ]
@@ -138,7 +138,9 @@ def _proposition_3(found: Part) -> None:
                 right = a == b != alone
                 said = f"{{{together[0]}, {together[1]}}} together"
                 found.checks.append(
-                    holds(item, f"{metric}, {method} linkage, sink {policy}", said, float(right), least=1)
+                    holds(
+                        item, f"{TITLE[metric]}, {method} linkage, sink {policy}", said, float(right), least=1
+                    )
                 )
 
 
