@@ -96,13 +96,16 @@ def command(**options: Any) -> None:
         raise InputError(
             f"--drop {max(counts, default=1)}: the model has {most} of that unit, one must be left"
         )
+    writes = getattr(job.model, "can_generate", lambda: False)()
+    if options["evaluate"] and not writes:
+        raise InputError(f"--evaluate takes perplexity: {job.model_name} is no causal language model")
     held_out = _held_out(job, tokens) if options["evaluate"] else None
     with job.run() as run:
         survey = survey_updates(
             job.model, tokens, batch=options["batch"], store=run.step, progress=job.progress
         )
         generation = None
-        if options["generate"] and getattr(job.model, "can_generate", lambda: False)():
+        if options["generate"] and writes:
             prompts = tokens[:2, : max(8, tokens.shape[1] // 3)]
             (step,) = map_blocks(
                 1,

@@ -60,8 +60,9 @@ def stream_adds_up(probe: Probe) -> Found:
         for norm, part, after in zip(norms, (attn, mlp), ends):
             with torch.no_grad():
                 got = norm(part.reference + part.update)
-            found.errors.append((got.double() - after.double()).norm(dim=-1) / after.double().norm(dim=-1))
-            found.errors[-1] /= probe.local
+            after = after.to(torch.promote_types(after.dtype, torch.float32))
+            error = (got.to(after.dtype) - after).norm(dim=-1) / after.norm(dim=-1)
+            found.errors.append(error / probe.local)
     found.seen = f"{len(watched)} blocks"
     return found
 
@@ -174,12 +175,12 @@ def sinks_and_windows(probe: Probe) -> Found:
             )
             return
         got = torch.ones_like(expected) if seen is None else seen
-        found.errors.append((got != expected).double().reshape(-1))
+        found.errors.append((got != expected).float().reshape(-1))
         if call.sinks is not None:
             weights, real = _weights(call)
             rows = weights.sum(-1).transpose(1, 2)[real]
             lacking.append(float((1 - rows).mean()))
-            found.errors.append((rows >= 1).double().reshape(-1))
+            found.errors.append((rows >= 1).float().reshape(-1))
 
     with _attached(probe.model, look) as sites:
         probe.run()
@@ -197,11 +198,11 @@ def observing_is_exact(probe: Probe) -> Found:
     """Hooks that look at everything and change nothing leave every output bit as it was."""
     found = Found(0.0)
     with contributions(probe.model, lambda c: None, parts=_parts(probe)):
-        found.errors.append((probe.run() != probe.plain).double())
+        found.errors.append((probe.run() != probe.plain).float())
     sites = ()
     if _hookable(probe.model):
         with _attached(probe.model, lambda call, o: None) as sites:
-            found.errors.append((probe.run() != probe.plain).double())
+            found.errors.append((probe.run() != probe.plain).float())
     found.seen = f"{len(blocks(probe.model))} blocks, {len(sites)} attention layers"
     return found
 
@@ -212,7 +213,7 @@ def noop_edit_is_exact(probe: Probe) -> Found:
     found, tried = Found(0.0), []
     for site in _sites(probe):
         with edit(probe.model, site, parallel=1.0, perpendicular=1.0):
-            found.errors.append((probe.run() != probe.plain).double())
+            found.errors.append((probe.run() != probe.plain).float())
         with edit(probe.model, site, parallel=0.0):
             found.errors.append(torch.tensor([float(torch.equal(probe.run(), probe.plain))]))
         tried.append(site)
@@ -300,7 +301,7 @@ def restored_after_an_error(probe: Probe) -> Found:
         except _OnPurpose:
             raised = True
         found.errors.append(torch.tensor([float(not raised), float(_traces(model) != before)]))
-        found.errors.append((probe.run() != probe.plain).double())
+        found.errors.append((probe.run() != probe.plain).float())
     found.seen = f"{len(contexts)} contexts"
     return found
 
