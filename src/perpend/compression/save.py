@@ -7,7 +7,8 @@ folder is as large as the uncompressed model's. `perpend_compression.json` besid
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,12 @@ def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[s
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} is not empty; choose a new folder for the compressed model")
     path.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(path)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(path)
     digest = weights_hash(model)
-    again = type(model).from_pretrained(path, dtype=next(model.parameters()).dtype)
+    with _no_bars():
+        model.save_pretrained(path)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(path)
+        again = type(model).from_pretrained(path, dtype=next(model.parameters()).dtype)
     if weights_hash(again) != digest:
         raise PerpendError(f"the model saved in {path} does not load with the same weights")
     full = {
@@ -48,3 +50,17 @@ def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[s
         json.dumps(full, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
     )
     return {**full, "folder": str(path)}
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """transformers draws progress bars on stderr wherever it is; perpend shows its own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
