@@ -104,7 +104,7 @@ class _Run:
 
 
 Answer = tuple[float, bool]
-SAVED = 256  # tokens that reading a shared context once must save to be worth a pass of its own
+SAVED = 32  # tokens that reading a shared context once must save to be worth a pass of its own
 
 
 @torch.no_grad()
