@@ -81,6 +81,11 @@ class Indices(click.ParamType):
 @click.option("--heads", type=Indices(), help="Heads edited at value sites.  [default: all]")
 @click.option("--edit", "files", multiple=True, metavar="FILE", help="An edit in JSON. Repeatable.")
 @click.option("--controls", is_flag=True, help="Beside each parallel scale, three moves of the same size.")
+@click.option(
+    "--controls-at",
+    type=Numbers(),
+    help="The parallel scales that get controls.  [default: with --controls, all of --parallel]",
+)
 @click.option("--basin", is_flag=True, help="Measure the tolerance basin of each site, for s∥ and s⊥.")
 @seed_options((0,))
 @run_options
@@ -141,9 +146,10 @@ def cells_of(options: dict[str, Any]) -> list[Cell]:
                 if (s, t) != (1.0, 1.0)
             ]
     cells: dict[str, Cell] = {}
+    matched = options["controls_at"] or (options["parallel"] if options["controls"] else ())
     for edit in edits:
         kinds: list[str | None] = [None]
-        if options["controls"] and edit.perpendicular == 1.0 and edit.parallel in options["parallel"]:
+        if edit.perpendicular == 1.0 and edit.parallel in matched:
             kinds += CONTROLS
         for kind in kinds:
             cell = Cell(edit, kind, options["seeds"][0])

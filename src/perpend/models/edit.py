@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,8 @@ from torch import Tensor, nn
 
 from perpend.errors import InputError, unknown_name
 from perpend.models.attention import AttentionCall, Hook, attach, attention_sites, own_key_index, self_weight
+from perpend.models.attention.sites import cross_attention
+from perpend.models.layout import family_or_none, locate
 from perpend.models.stream import Contribution, blocks, contributions
 
 if TYPE_CHECKING:
@@ -67,6 +69,11 @@ class Edit:
 
     def __post_init__(self) -> None:
         if self.site not in SITES:
+            if "cross" in self.site:
+                raise InputError(
+                    f"{self.site}: cross-attention cannot be edited, its keys are another sequence's, so no "
+                    f"value is a query's own; sites are {', '.join(SITES)}"
+                )
             raise unknown_name("edit site", self.site, SITES)
         if self.reference not in REFERENCES:
             raise unknown_name("reference", self.reference, REFERENCES)
@@ -166,14 +173,18 @@ def edit(
     plan = plan_of(model, change)
     if change.is_identity:
         yield change
-    elif change.site in RESIDUAL_SITES:
-        visit = _residual_visit(plan, tokens)
-        with contributions(model, visit, parts=(change.site.split(".")[1],), layers=plan.layers):
-            yield change
-    else:
-        hook = value_hook(plan, change, tokens)
-        with attach(model, hook, layers=plan.layers, need_lse=change.site == "value.exclude_self"):
-            yield change
+        return
+    with ExitStack() as stack:
+        chosen = None if tokens is None else stack.enter_context(chosen_positions(model, tokens))
+        if change.site in RESIDUAL_SITES:
+            visit = _residual_visit(plan, chosen)
+            part = change.site.split(".")[1]
+            stack.enter_context(contributions(model, visit, parts=(part,), layers=plan.layers))
+        else:
+            hook = value_hook(plan, change, chosen)
+            need_lse = change.site == "value.exclude_self"
+            stack.enter_context(attach(model, hook, layers=plan.layers, need_lse=need_lse))
+        yield change
 
 
 @dataclass(frozen=True)
@@ -195,7 +206,9 @@ def plan_of(model: nn.Module, change: Edit) -> Plan:
     layers = tuple(indices) if change.layers is None else change.layers
     for layer in layers:
         if layer not in indices:
-            raise InputError(f"layer {layer} is out of range: {change.site} has layers {sorted(indices)}")
+            raise InputError(
+                f"layer {layer} is out of range: {change.site} has layers {sorted(indices)}{_crossing(model)}"
+            )
     scales = {}
     for layer in layers:
         pair = []
@@ -208,6 +221,17 @@ def plan_of(model: nn.Module, change: Edit) -> Plan:
             pair.append(_by_head(scale, change.heads, indices[layer], name))
         scales[layer] = (pair[0], pair[1])
     return Plan(layers, scales)
+
+
+def _crossing(model: nn.Module) -> str:
+    """Why cross-attention is not among the layers of a model that has some."""
+    crossing = cross_attention(model)
+    if not crossing:
+        return ""
+    return (
+        f"; {crossing[0]} and {len(crossing) - 1} more are cross-attention, which cannot be edited: its keys "
+        "are another sequence's, so no value is a query's own"
+    )
 
 
 def _by_head(scale: Tensor, heads: tuple[int, ...] | None, count: int, name: str) -> float | Tensor:
@@ -246,18 +270,57 @@ def coefficient_along(y: Tensor, z: Tensor) -> Tensor:
     return (y * z).sum(-1, keepdim=True).div_(square).masked_fill_(square == 0, 0.0)
 
 
-def _residual_visit(plan: Plan, tokens: Tensor | None) -> Callable[[Contribution], Tensor | None]:
+Chosen = Callable[[int, torch.device], Tensor]
+"""Which of the rows of this call are edited: (rows, device) -> [B, rows] boolean."""
+
+
+@contextmanager
+def chosen_positions(model: nn.Module, tokens: Tensor) -> Iterator[Chosen]:
+    """A mask over positions [B, T] as a mask over the rows of whatever call runs inside.
+
+    A call's rows follow what its cache holds: with a cache, row 0 is position `cache.get_seq_length()`. The
+    cache is read where the model enters its blocks; attention layers cannot say it, for a sliding cache has
+    forgotten how much went by.
+    """
+    start = 0
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal start
+        caches = [x for x in (*args, *kwargs.values()) if hasattr(x, "get_seq_length")]
+        start = int(caches[0].get_seq_length()) if caches else 0
+
+    def chosen(rows: int, device: torch.device) -> Tensor:
+        part = tokens[:, start : start + rows].to(device)
+        return torch.nn.functional.pad(part, (0, rows - part.shape[1]))
+
+    handle = _owner(model).register_forward_pre_hook(enter, with_kwargs=True)
+    try:
+        yield chosen
+    finally:
+        handle.remove()
+
+
+def _owner(model: nn.Module) -> nn.Module:
+    """The module that runs the blocks, which gets the cache; the model itself where there is no such list."""
+    try:
+        return locate(model, family_or_none(model))[0]
+    except InputError:
+        return model
+
+
+def _residual_visit(plan: Plan, chosen: Chosen | None) -> Callable[[Contribution], Tensor | None]:
     def visit(contribution: Contribution) -> Tensor:
         parallel, perpendicular = plan.scales[contribution.layer]
-        edited = scale_parts(contribution.update, contribution.reference, parallel, perpendicular)
-        if tokens is None:
+        update = contribution.update
+        edited = scale_parts(update, contribution.reference, parallel, perpendicular)
+        if chosen is None:
             return edited
-        return torch.where(tokens.to(edited.device)[..., None], edited, contribution.update)
+        return torch.where(chosen(update.shape[-2], update.device)[..., None], edited, update)
 
     return visit
 
 
-def value_hook(plan: Plan, change: Edit, tokens: Tensor | None = None) -> Hook:
+def value_hook(plan: Plan, change: Edit, chosen: Chosen | None = None) -> Hook:
     """The hook that edits o [B, T, H, d_v]. With y = c = o − A_tt v, or y = o and A_tt = 0 for `value.full`,
 
         o' = s⊥ o + [(s∥ − s⊥) α + (1 − s⊥) A_tt] v,      α = ⟨y, v⟩/‖v‖²
@@ -274,9 +337,9 @@ def value_hook(plan: Plan, change: Edit, tokens: Tensor | None = None) -> Hook:
         if self_mass is not None:
             weight = weight + (1.0 - perpendicular) * self_mass
         edited = _combine(output, perpendicular, weight, value)
-        if tokens is None:
+        if chosen is None:
             return edited
-        return torch.where(_chosen(call, tokens)[..., None, None], edited, output)
+        return torch.where(chosen(output.shape[1], output.device)[..., None, None], edited, output)
 
     return hook
 
@@ -336,11 +399,3 @@ def _combine(output: Tensor, perpendicular: float | Tensor, weight: Tensor, valu
 
 def _on(scale: float | Tensor, like: Tensor) -> float | Tensor:
     return scale.to(like.device) if isinstance(scale, Tensor) else scale
-
-
-def _chosen(call: AttentionCall, tokens: Tensor) -> Tensor:
-    """Which query rows [B, T] the mask over positions picks; a position past its end is not edited."""
-    own = own_key_index(call).expand(call.query.shape[0], -1)
-    inside = own < tokens.shape[1]
-    picked = tokens.to(own.device).gather(1, own.clamp(max=tokens.shape[1] - 1))
-    return picked & inside

@@ -217,6 +217,11 @@ def attention_modules(model: nn.Module, tower: str = "text") -> dict[str, tuple[
     return {name: (m, "sdpa" if path == "multihead" else path) for name, (m, path) in chosen.items()}
 
 
+def cross_attention(model: nn.Module) -> tuple[str, ...]:
+    """The names of a model's cross-attention layers, which are no sites."""
+    return tuple(name for name, module in model.named_modules() if _path(module) and _is_cross(name, module))
+
+
 def attention_sites(model: nn.Module, tower: str = "text") -> tuple[AttentionSite, ...]:
     """The self-attention layers of a model, in its own order.
 

@@ -1,0 +1,85 @@
+"""The sweep against plain forward passes; basins against curves whose answer is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import perpend
+import tiny
+from perpend.errors import InputError
+from perpend.models.edit import Edit
+from perpend.studies.edit_sweep import Cell, edit_study, sweep, tolerance_basin
+
+CELLS = [Cell(Edit("value.exclude_self", 0.0)), Cell(Edit("residual.mlp", 1.0, 0.5))]
+
+
+def test_losses_kl_and_agreement_are_those_of_whole_logits() -> None:
+    model, ids = tiny.tiny("llama"), tiny.tokens(5, 16)
+    base, found = sweep(model, ids, CELLS, batch=2)
+    with torch.no_grad():
+        plain = model(ids)[0][:, :-1].double().log_softmax(-1)
+        expected = F.nll_loss(plain.transpose(1, 2), ids[:, 1:], reduction="none")
+        torch.testing.assert_close(base.double(), expected, atol=1e-5, rtol=1e-5)
+        for cell in CELLS:
+            with perpend.edit(model, cell.edit):
+                edited = model(ids)[0][:, :-1].double().log_softmax(-1)
+            losses = found[cell.name]
+            expected = F.nll_loss(edited.transpose(1, 2), ids[:, 1:], reduction="none")
+            torch.testing.assert_close(losses.loss.double(), expected, atol=1e-5, rtol=1e-5)
+            kl = (plain.exp() * (plain - edited)).sum(-1)
+            torch.testing.assert_close(losses.kl.double(), kl, atol=1e-5, rtol=1e-4)
+            assert torch.equal(losses.agreement.bool(), plain.argmax(-1) == edited.argmax(-1))
+
+
+def test_the_study_says_what_it_found() -> None:
+    cells = [CELLS[0], Cell(CELLS[0].edit, "random")]
+    study = edit_study(tiny.tiny("llama"), tiny.tokens(4, 16), cells)
+    unedited, edit, control = study.results["cells"]
+    assert edit["change"] == pytest.approx(edit["loss"] - unedited["loss"], abs=1e-9)
+    assert edit["change_low"] <= edit["change"] <= edit["change_high"]
+    assert math.exp(edit["loss"]) == pytest.approx(edit["perplexity"])
+    assert control["control"] == "random"
+    assert "random" in study.findings[1]
+    assert list(study.tables["positions"]) == ["token", "unedited", cells[0].name, cells[1].name]
+
+
+def test_a_sweep_goes_on_where_it_stopped() -> None:
+    kept: dict[str, object] = {}
+
+    def store(name, compute):
+        if len(kept) == 1 and name not in kept:
+            raise KeyboardInterrupt
+        return kept.setdefault(name, None) or kept.__setitem__(name, compute()) or kept[name]
+
+    model, ids = tiny.tiny("llama"), tiny.tokens(2, 16)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(model, ids, CELLS, store=store)
+    kept["full"] = None
+    _, resumed = sweep(model, ids, CELLS, store=store)
+    _, whole = sweep(model, ids, CELLS)
+    assert all(torch.equal(resumed[c.name].loss, whole[c.name].loss) for c in CELLS)
+
+
+def test_the_same_cell_twice_is_refused() -> None:
+    with pytest.raises(InputError, match="names a cell twice"):
+        sweep(tiny.tiny("llama"), tiny.tokens(1, 8), [CELLS[0], CELLS[0]])
+
+
+def test_basins() -> None:
+    scales = [0.0, 0.5, 1.0, 1.5, 2.0]
+    both = tolerance_basin(scales, [0.2, 0.03, 0.0, 0.02, 0.06], 0.05)
+    assert both.low == pytest.approx(0.5 - 0.5 * 0.02 / 0.17)
+    assert both.high == pytest.approx(1.5 + 0.5 * 0.03 / 0.04)
+    assert not both.open_low
+    assert not both.open_high
+    flat = tolerance_basin(scales, [0.01, -0.2, 0.0, 0.0, math.inf], 0.05)
+    assert (flat.low, flat.open_low) == (0.0, True)
+    assert (flat.high, flat.open_high) == (1.5, False)
+    narrow = tolerance_basin([0.9, 1.0, 1.1], [1.0, 0.0, 1.0], 0.01)
+    assert narrow.width == pytest.approx(0.002)
+    with pytest.raises(InputError, match="must contain it"):
+        tolerance_basin([0.0, 2.0], [0.0, 0.0], 0.05)
