@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from perpend import distributed
 from perpend.errors import InputError
 from perpend.job import Job
 
@@ -22,6 +23,8 @@ class _Pairs:
     """The common part: a base model, texts, and the tables and results of any number of other models."""
 
     def __init__(self, command: str, options: Mapping[str, Any]) -> None:
+        if distributed.world() > 1:
+            raise InputError(f"perpend {command} runs in one process: start it without torchrun")
         self.job = Job(command, options)
         self.options = self.job.options
         if len(self.options["seeds"]) != 1:
