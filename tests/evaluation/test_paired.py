@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from perpend.errors import InputError
-from perpend.evaluation.paired import Z90, Z95, bootstrap, both, compare, items_for, newcombe, verdict
-from perpend.evaluation.result import Evaluation, TaskScores, wilson
+from perpend.evaluation.intervals import Z90, Z95, Z_BOTH80, bootstrap, items_for, newcombe, verdict, wilson
+from perpend.evaluation.paired import both, compare
+from perpend.evaluation.result import Evaluation, TaskScores
 
 
 def evaluation(scores, lls=None, **settings):
@@ -90,7 +91,7 @@ def test_the_number_of_items_is_enough():
     """At that many items a null edit comes out equivalent in about 80 % of trials."""
     rng = np.random.default_rng(0)
     changed, margin = 0.06, 0.03
-    n = int(items_for(changed, margin, Z90 + 1.2815515655446004))
+    n = int(items_for(changed, margin, Z90 + Z_BOTH80))
     wins, trials = 0, 300
     for _ in range(trials):
         base = (rng.random(n) < 0.5).astype(float)
@@ -190,3 +191,45 @@ def test_a_broken_model_is_called_broken():
     assert comparison.table.iloc[0]["verdict"] == "different"
     assert "1 of 20 items no finite value" in comparison.findings[0]
     assert comparison.results["tasks"]["toy"]["gold log-likelihood"]["difference"] is None
+
+
+def test_the_mean_over_tasks_is_paired_too():
+    """A suite's mean is sharper than each task, and two lengths are two suites."""
+
+    def suite(drop, seed):
+        rng = np.random.default_rng(seed)
+        made = []
+        for name in ("a", "b", "c", "d"):
+            for length in (1024, 2048):
+                scores = (rng.random(100) < 0.8).astype(float)
+                scores = np.where(np.arange(100) < drop, 0.0, scores)
+                items = {"item": list(range(100)), "acc": list(scores), "gold_ll": [math.nan] * 100}
+                made.append(TaskScores(name, "acc", ("acc",), items, 0.0, {"length": length}))
+        return Evaluation(tuple(made), {})
+
+    table = compare(suite(0, 1), suite(6, 1)).table
+    means = table[table["task"].str.startswith("mean of 4 tasks")]
+    assert list(means["task"]) == ["mean of 4 tasks@1024", "mean of 4 tasks@2048"]
+    single = table[table["task"].str.endswith("@1024") & ~table["task"].str.startswith("mean")]
+    mean = means.iloc[0]
+    assert mean["difference"] == pytest.approx(single["difference"].mean())
+    assert mean["base"] == pytest.approx(single["base"].mean())
+    assert mean["high"] - mean["low"] < 0.7 * (single["high"] - single["low"]).min()
+    assert mean["verdict"] == "different"
+
+
+def test_the_interval_of_the_mean_covers():
+    covered, trials = 0, 300
+    rng = np.random.default_rng(0)
+    for _ in range(trials):
+        made = ([], [])
+        for name in ("a", "b", "c"):
+            base = (rng.random(80) < 0.7).astype(float)
+            other = np.where(rng.random(80) < 0.1, 1 - base, base)
+            for where, scores in zip(made, (base, other)):
+                items = {"item": list(range(80)), "acc": list(scores), "gold_ll": [math.nan] * 80}
+                where.append(TaskScores(name, "acc", ("acc",), items, 0.0, {}))
+        row = compare(*(Evaluation(tuple(one), {}) for one in made)).table.iloc[-1]
+        truth = 0.1 * (1 - 2 * 0.7)
+        covered += row["low"] <= truth <= row["high"]
+    assert covered / trials > 0.92

@@ -19,6 +19,7 @@ from torch import nn
 
 from perpend.errors import InputError, unknown_name
 from perpend.evaluation.result import TaskScores
+from perpend.evaluation.scoring import Encoder
 
 _NAME = re.compile(
     r"^(?:task|group|tag):[ \t]*([\w.+-]+)[ \t]*$|^tag:[ \t]*\n((?:[ \t]*-[ \t]*[\w.+-]+[ \t]*\n)+)", re.M
@@ -104,7 +105,8 @@ def harness_scores(
             f"the data of {', '.join(wanted)} could not be reached ({type(error).__name__}: {error}); "
             "with a hub out of reach pass data=FOLDER with local files for the tasks that have them"
         ) from error
-    return [_scores(name, output, context) for name in output["samples"]]
+    opened = Encoder(tokenizer, bos).opens_with_bos()
+    return [_scores(name, output, {"context": context, "bos": opened}) for name in output["samples"]]
 
 
 def _near(name: str, known: list[str]) -> list[str]:
@@ -115,7 +117,7 @@ def _near(name: str, known: list[str]) -> list[str]:
     return close or sorted(one for one in known if one.startswith(name[:3]))[:6] or sorted(known)[:6]
 
 
-def _scores(name: str, output: dict[str, Any], context: int | None) -> TaskScores:
+def _scores(name: str, output: dict[str, Any], stated: dict[str, Any]) -> TaskScores:
     samples, config = output["samples"][name], output["configs"][name]
     rules = list(dict.fromkeys(one["filter"] for one in samples))
     items: dict[str, list[Any]] = {}
@@ -142,7 +144,7 @@ def _scores(name: str, output: dict[str, Any], context: int | None) -> TaskScore
     settings = {
         "version": str(output["versions"].get(name)),
         "fewshot": output["n-shot"].get(name),
-        "context": context,
+        **stated,
         "split": config.get("test_split") or config.get("validation_split"),
         "source": f"lm-eval {version('lm_eval')}: {config.get('dataset_path')}",
         "sha256": output.get("task_hashes", {}).get(name),

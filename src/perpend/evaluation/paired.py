@@ -21,60 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perpend.errors import InputError
-from perpend.evaluation.result import Evaluation, TaskScores, wilson
+from perpend.evaluation.intervals import Z80, Z90, Z95, Z_BOTH80, bootstrap, items_for, newcombe, verdict
+from perpend.evaluation.result import Evaluation, TaskScores
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Z95, Z90, Z80 = 1.959963984540054, 1.6448536269514722, 0.8416212335729143
 MARGIN = 0.005  # of a score: half a point
 MARGIN_NATS = 0.05  # of the gold answer's log-likelihood, per item
-
-
-def newcombe(base: np.ndarray, other: np.ndarray, z: float) -> tuple[float, float]:
-    """Interval of the difference other - base of two paired proportions (Newcombe 1998, method 10).
-
-    From the two Wilson intervals and the correlation φ of the pairs (continuity-corrected), so it neither
-    leaves [-1, 1] nor shrinks to nothing when no answer has changed. base, other: 0/1 per item.
-    """
-    n = len(base)
-    both, only_other = float((base * other).sum()), float(((1 - base) * other).sum())
-    only_base, none = float((base * (1 - other)).sum()), float(((1 - base) * (1 - other)).sum())
-    p, q = other.mean(), base.mean()
-    (low_p, high_p), (low_q, high_q) = wilson(other.sum(), n, z), wilson(base.sum(), n, z)
-    margins = (both + only_other) * (only_base + none) * (both + only_base) * (only_other + none)
-    phi = 0.0
-    if margins > 0:
-        cross = both * none - only_other * only_base
-        phi = (max(cross - n / 2, 0.0) if cross > 0 else cross) / math.sqrt(margins)
-    below = (p - low_p) ** 2 - 2 * phi * (p - low_p) * (high_q - q) + (high_q - q) ** 2
-    above = (high_p - p) ** 2 - 2 * phi * (high_p - p) * (q - low_q) + (q - low_q) ** 2
-    gap = p - q
-    return max(-1.0, gap - math.sqrt(max(below, 0.0))), min(1.0, gap + math.sqrt(max(above, 0.0)))
-
-
-def bootstrap(gap: np.ndarray, levels: tuple[float, ...], *, seed: int = 0, draws: int = 4000) -> list[tuple]:
-    """Percentile intervals of the mean of per-item differences, items drawn with replacement."""
-    rng = np.random.default_rng(seed)
-    n = len(gap)
-    means = np.concatenate(
-        [gap[rng.integers(0, n, (min(200, draws - at), n))].mean(1) for at in range(0, draws, 200)]
-    )
-    return [tuple(np.quantile(means, [(1 - level) / 2, (1 + level) / 2])) for level in levels]
-
-
-def items_for(variance: float, distance: float, z: float) -> float:
-    """Items at which a difference with this per-item variance is resolved to `distance` with 80 % power."""
-    if not distance > 0 or not math.isfinite(variance):
-        return math.inf
-    return math.ceil(variance * (z / distance) ** 2)
-
-
-def verdict(narrow: tuple[float, float], wide: tuple[float, float], margin: float) -> str:
-    """`narrow`: the 90 % interval, `wide`: the 95 % one."""
-    if -margin < narrow[0] and narrow[1] < margin:
-        return "equivalent"
-    return "different" if wide[0] > 0 or wide[1] < 0 else "undecided"
 
 
 @dataclass(frozen=True)
@@ -148,7 +102,61 @@ def compare(
         if first.metric in first.items:
             scores = [np.array(task.items[first.metric], dtype=float) for task in (first, second)]
             rows.append(_row(first, first.metric, *scores, margin, seed, "fraction"))
-    return Comparison(base, other, tuple(rows), margin, margin_nats)
+    return Comparison(base, other, (*rows, *_means(base, other, margin)), margin, margin_nats)
+
+
+def _means(base: Evaluation, other: Evaluation, margin: float) -> list[dict[str, Any]]:
+    """The unweighted mean of the headline scores over tasks, each length apart: what is reported of a suite."""
+    groups: dict[Any, list[TaskScores]] = {}
+    for task in base.tasks:
+        if task.metric in task.items:
+            groups.setdefault(task.settings.get("length"), []).append(task)
+    rows = []
+    for length, tasks in groups.items():
+        if len(tasks) < 2:
+            continue
+        pairs = [
+            [np.array(one.items[task.metric], dtype=float) for one in (task, other[task.label])]
+            for task in tasks
+        ]
+        gaps = [second - first for first, second in pairs]
+        share = 1 / len(tasks)
+        variances = [_variance(gap) for gap in gaps]
+        error = share * math.sqrt(sum(v / len(gap) for v, gap in zip(variances, gaps)))
+        mean = float(np.mean([gap.mean() for gap in gaps]))
+        wide, narrow = ((mean - z * error, mean + z * error) for z in (Z95, Z90))
+        each = share**2 * sum(variances)
+        rows.append(
+            {
+                "task": f"mean of {len(tasks)} tasks" + (f"@{length}" if length else ""),
+                "quantity": "headline scores",
+                "unit": "fraction",
+                "n": min(map(len, gaps)),
+                "base": float(np.mean([first.mean() for first, _ in pairs])),
+                "other": float(np.mean([second.mean() for _, second in pairs])),
+                "difference": mean,
+                "low": wide[0],
+                "high": wide[1],
+                "low90": narrow[0],
+                "high90": narrow[1],
+                "better": int(sum((gap > 0).sum() for gap in gaps)),
+                "worse": int(sum((gap < 0).sum() for gap in gaps)),
+                "margin": margin,
+                "verdict": verdict(narrow, wide, margin),
+                "nonfinite": 0,
+                # per task
+                "items_for_equivalence": items_for(each, margin, Z90 + Z_BOTH80),
+                "items_for_difference": items_for(each, abs(mean), Z95 + Z80),
+                "interval": "normal, items within tasks",
+                "base_at_floor": all(task.at_floor for task in tasks),
+            }
+        )
+    return rows
+
+
+def _variance(gap: np.ndarray) -> float:
+    """Variance of paired score differences; no changed answer in n items is not 0: one more is counted."""
+    return (float((gap**2).sum()) + 1) / (len(gap) + 2) - float(gap.mean()) ** 2
 
 
 def _same_items(first: TaskScores, second: TaskScores) -> None:
@@ -174,9 +182,7 @@ def _row(
         variance = math.inf
     elif binary:
         wide, narrow = newcombe(base, other, Z95), newcombe(base, other, Z90)
-        # no changed answer in n items is not a variance of 0: count half of one either way
-        changed = (float((gap != 0).sum()) + 1) / (n + 2)
-        variance = changed - float(gap.mean()) ** 2
+        variance = _variance(gap)
     else:
         wide, narrow = bootstrap(gap, (0.95, 0.90), seed=seed) if n > 1 else [(-math.inf, math.inf)] * 2
         variance = float(gap.var(ddof=1)) if n > 1 else math.inf
@@ -199,7 +205,7 @@ def _row(
         "verdict": verdict(narrow, wide, margin) if not broken else "different",
         "nonfinite": broken,
         # equivalence if the true difference is 0: both one-sided tests pass with 80 % power
-        "items_for_equivalence": items_for(variance, margin, Z90 + 1.2815515655446004),
+        "items_for_equivalence": items_for(variance, margin, Z90 + Z_BOTH80),
         "items_for_difference": items_for(variance, abs(mean), Z95 + Z80),
         "interval": "Newcombe paired" if binary else "bootstrap over items",
         "base_at_floor": bool(task.at_floor) if unit == "fraction" else False,

@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perpend.evaluation.intervals import Z95, wilson
+
 if TYPE_CHECKING:
     import pandas as pd
-
-Z95 = 1.959963984540054
-
-
-def wilson(successes: float, n: int, z: float = Z95) -> tuple[float, float]:
-    """Wilson interval of a proportion; a score that is a mean of fractions enters as its sum."""
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    # at 0 and n the bounds are exactly 0 and 1, up to rounding
-    return (centre - half if successes > 0 else 0.0), (centre + half if successes < n else 1.0)
 
 
 @dataclass(frozen=True)
