@@ -106,7 +106,7 @@ def compare(
 
 
 def _means(base: Evaluation, other: Evaluation, margin: float) -> list[dict[str, Any]]:
-    """The unweighted mean of the headline scores over tasks, each length apart: what is reported of a suite."""
+    """The unweighted mean of the headline scores over tasks, each length apart: a suite as it is reported."""
     groups: dict[Any, list[TaskScores]] = {}
     for task in base.tasks:
         if task.metric in task.items:
