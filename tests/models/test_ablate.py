@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 import perpend
 import tiny
+from attention_oracle import falcon, gpt_neo, plain_gpt, t5
 from perpend.errors import InputError, PerpendError
 from perpend.models.ablate import _output_projections
 from perpend.models.attention import attention_sites
@@ -63,6 +64,30 @@ def test_ablation_is_zeroing_the_columns_of_the_output_projection(name: str) -> 
     assert torch.equal(run(model, **inputs), plain)
 
 
+@pytest.mark.parametrize("build", [falcon, plain_gpt, gpt_neo, t5], ids=["falcon", "plain", "gpt_neo", "t5"])
+def test_families_without_a_record_and_without_hooks(build: Callable[[], nn.Module]) -> None:
+    model, ids, heads = build(), tiny.tokens(), [(0, 1), (1, 0), (1, 3)]
+    inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :9]} if build is t5 else {"input_ids": ids}
+    if build is plain_gpt:
+        inputs = {"tokens": ids}
+
+    def logits() -> torch.Tensor:
+        with torch.no_grad():
+            out = model(**inputs)
+        return getattr(out, "logits", out)
+
+    plain = logits()
+    with zeroed_columns(model, heads):
+        expected = logits()
+    with perpend.ablate(model, heads) as ablation:
+        found = logits()
+    assert ablation.checked == {0, 1}
+    assert ablation.unchecked == ablation.zero_anyway == ()
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+    assert (found - plain).abs().max() > 1e-3
+    assert torch.equal(logits(), plain)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "bloom", "qwen3_next", "gpt_oss"])
 def test_ablation_holds_while_generating(name: str) -> None:
     model, ids = tiny.build(name), tiny.tokens(2, 10)
@@ -99,6 +124,11 @@ def test_heads_that_were_zero_anyway_are_named() -> None:
     with perpend.ablate(model, [(1, 0), (1, 2)]) as ablation:
         run(model, **tiny.inputs("llama"))
     assert ablation.zero_anyway == ((1, 0),)
+    with torch.no_grad():
+        model.model.layers[2].self_attn.o_proj.weight[:, 8:16] = 0  # query head 1
+    with perpend.ablate(model, [(2, 1), (2, 2)]) as ablation:
+        run(model, **tiny.inputs("llama"))
+    assert ablation.zero_anyway == ((2, 1),)
 
 
 def test_no_heads_is_no_change_and_repeats_count_once() -> None:

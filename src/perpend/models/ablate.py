@@ -6,8 +6,9 @@
     ablation.checked                        # layers where the zero was seen at W_O's own input
 
 A head is one *query* head of one attention layer, numbered as in `attention_sites(model)`. The zero is not
-taken on trust: wherever the output projection is known, its input is looked at in every forward pass, and an
-aggregate that is not zero there is an error.
+taken on trust: wherever the output projection is known (by the family's record, or as the one layer of the
+attention module that can be it), its input is looked at in every forward pass, and an aggregate that is not
+zero there is an error. A family that computes its attention by itself is ablated at that input.
 
 Source: redundancy pruning of "Which Question Is Your Attention Metric Answering?", Appendix E.5 (3).
 """
@@ -20,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from perpend.errors import InputError, PerpendError
@@ -27,6 +29,10 @@ from perpend.models.attention import AttentionCall, AttentionSite, attach, atten
 from perpend.models.stream import blocks
 
 Head = tuple[int, int]
+# what families call W_O, where no record says it; matched within the attention module itself
+OUTPUT_NAMES = frozenset(
+    {"o_proj", "out_proj", "c_proj", "dense", "proj", "o", "wo", "out_lin", "to_out", "W_O"}
+)
 
 
 @dataclass
@@ -34,10 +40,9 @@ class Ablation:
     """What an ablation removes, and what was seen while it held.
 
     `heads`: (layer, head), sorted, without repeats. `unused_kv_heads`: (layer, KV head) that no remaining
-    query head reads. `zero_anyway`: removed heads whose aggregate was zero in every pass before it was
-    removed.
-    `checked`: layers whose output projection was seen to read zeros; `unchecked`: those whose projection this
-    family's record does not name.
+    query head reads. `zero_anyway`: removed heads that added nothing before they were removed: their
+    aggregate was zero in every pass, or W_O's columns for it are. `checked`: layers whose output projection
+    was seen to read zeros; `unchecked`: those whose projection perpend cannot name.
     """
 
     heads: tuple[Head, ...]
@@ -46,10 +51,15 @@ class Ablation:
     checked: set[int] = field(default_factory=set)
     _alive: set[Head] = field(default_factory=set)
     _seen: set[int] = field(default_factory=set)
+    _unread: frozenset[Head] = frozenset()
 
     @property
     def zero_anyway(self) -> tuple[Head, ...]:
-        return tuple(head for head in self.heads if head[0] in self._seen and head not in self._alive)
+        return tuple(
+            head
+            for head in self.heads
+            if head in self._unread or (head[0] in self._seen and head not in self._alive)
+        )
 
 
 @contextmanager
@@ -66,7 +76,21 @@ def ablate(model: nn.Module, heads: Iterable[Head]) -> Iterator[Ablation]:
         tuple((layer, head) for layer, chosen in removed.items() for head in chosen),
         tuple(unused_kv_heads(sites, removed)),
         tuple(layer for layer in removed if layer not in projections),
+        _unread=frozenset(
+            (layer, head)
+            for layer, chosen in removed.items()
+            for head in chosen
+            if layer in projections and not bool(_columns(projections[layer], sites[layer], head).any())
+        ),
     )
+    alone = [layer for layer in removed if sites[layer].path == "probabilities"]
+    lost = [sites[layer].name for layer in alone if layer not in projections]
+    if lost:
+        raise InputError(
+            f"{lost[0]} computes its attention by itself, and perpend cannot name its output projection, so "
+            "its heads cannot be removed; where the family offers attn_implementation='sdpa', load it with "
+            "that"
+        )
 
     def zero(call: AttentionCall, output: Tensor) -> Tensor:
         chosen = removed[call.layer]
@@ -78,10 +102,28 @@ def ablate(model: nn.Module, heads: Iterable[Head]) -> Iterator[Ablation]:
         kept[:, :, chosen] = 0
         return kept
 
+    def zero_at(layer: int) -> Any:
+        """The same for a layer that hooks cannot reach: on the input of its output projection."""
+        site = sites[layer]
+
+        def act(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            aggregate = args[0].unflatten(-1, (site.heads, site.value_dim))
+            ablation._seen.add(layer)
+            alive = (head for head in removed[layer] if bool(aggregate[..., head, :].any()))
+            ablation._alive.update((layer, head) for head in alive)
+            kept = aggregate.clone()
+            kept[..., removed[layer], :] = 0
+            return (kept.flatten(-2), *args[1:])
+
+        return act
+
     with ExitStack() as stack:
         if removed:
             # The check comes last: an adapter may itself act on the projection's input.
-            stack.enter_context(attach(model, zero, layers=list(removed)))
+            hooked = [layer for layer in removed if layer not in alone]
+            stack.enter_context(attach(model, zero, layers=hooked))
+            for layer in alone:
+                stack.callback(projections[layer].register_forward_pre_hook(zero_at(layer)).remove)
             for layer, chosen in removed.items():
                 if layer in projections:
                     look = _zero_check(ablation, sites[layer], chosen)
@@ -122,9 +164,10 @@ def _by_layer(sites: tuple[AttentionSite, ...], heads: Iterable[Head]) -> dict[i
 
 
 def _output_projections(model: nn.Module, sites: tuple[AttentionSite, ...]) -> dict[int, nn.Module]:
-    """Layer → the module that reads its aggregate, where a family record names it."""
-    names = {id(module): name for name, module in model.named_modules()}
-    found = {}
+    """Layer → the module that reads its aggregate, by the family's record or as the one candidate."""
+    modules = dict(model.named_modules())
+    names = {id(module): name for name, module in modules.items()}
+    found = {site.index: last for site in sites if (last := _likely_projection(modules[site.name], site))}
     for block in blocks(model):
         if block.family is None or block.out_proj is None:
             continue
@@ -133,6 +176,37 @@ def _output_projections(model: nn.Module, sites: tuple[AttentionSite, ...]) -> d
             if site.name.startswith(prefix):
                 found[site.index] = block.out_proj
     return found
+
+
+def _likely_projection(attention: nn.Module, site: AttentionSite) -> nn.Module | None:
+    """The one linear layer of an attention module that has W_O's name and reads all its heads' values."""
+    fitting = [
+        child
+        for name, child in attention.named_children()
+        if name in OUTPUT_NAMES and _inputs(child) == site.heads * site.value_dim
+    ]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _inputs(module: nn.Module) -> int | None:
+    """How many inputs a linear layer reads; Conv1D keeps its weight the other way round."""
+    weight = getattr(module, "weight", None)
+    if weight is None or weight.ndim != 2:
+        return None
+    return weight.shape[0] if _is_conv1d(module) else weight.shape[1]
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D"
+
+
+def _columns(module: nn.Module, site: AttentionSite, head: int) -> Tensor:
+    """W_O's weights for one head; all ones where they cannot be read (quantized layers)."""
+    weight = getattr(module, "weight", None)
+    if _inputs(module) != site.heads * site.value_dim or not weight.is_floating_point():
+        return torch.ones(1)
+    columns = weight if _is_conv1d(module) else weight.T
+    return columns[head * site.value_dim : (head + 1) * site.value_dim]
 
 
 def _zero_check(ablation: Ablation, site: AttentionSite, heads: list[int]) -> Any:
