@@ -461,3 +461,56 @@ def test_sharing_ends_where_it_would_change_an_answer(model, tokenizer, monkeypa
     monkeypatch.setattr(scoring, "halves", forgetful)
     assert loglikelihoods(model, Encoder(tokenizer), requests, share=True) == plain
     assert used == [1]
+
+
+@pytest.fixture(scope="session")
+def opening(tokenizer):
+    """The tokenizer, with a BOS before every text, as Llama's."""
+    import copy
+
+    from tokenizers.processors import TemplateProcessing
+
+    own = copy.deepcopy(tokenizer)
+    own.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", own.bos_token_id)]
+    )
+    assert own.encode("a")[0] == own.bos_token_id
+    return own
+
+
+PAIRS = [
+    ("Question: why?\nAnswer:", " because"),
+    ("trailing blanks   ", "move"),
+    ("<s>a spelled-out BOS", " is not doubled"),
+    ("x", "y"),
+    ("", "no context"),
+]
+
+
+@pytest.mark.parametrize("policy", ["auto", "always", "never"])
+@pytest.mark.parametrize("adds", [False, True])
+def test_tokens_equal_the_harness_own_with_and_without_bos(adds, policy, model, tokenizer, opening):
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    own = opening if adds else tokenizer
+    setting = {"auto": None, "always": True, "never": False}[policy]
+    if policy == "always" and not adds:
+        setting = None  # the harness cannot add a BOS that the tokenizer does not add by itself
+    lm = HFLM(pretrained=model, tokenizer=own, backend="causal", device="cpu", add_bos_token=setting)
+    encoder = Encoder(own, policy)
+    for context, continuation in PAIRS:
+        mine = encoder.pair(context, continuation)
+        assert mine[1]
+        if context and not (policy == "always" and not adds):
+            assert mine == lm._encode_pair(context, continuation), (context, continuation)
+        if policy == "always" and context:
+            assert mine[0][:1] == [own.bos_token_id]
+            assert mine[0][1:2] != [own.bos_token_id]
+    if policy == "auto":
+        asked = [Instance("loglikelihood", {}, pair, 0) for pair in PAIRS]
+        theirs = lm.loglikelihood(asked, disable_tqdm=True)
+        for (ll, greedy), (want, wanted) in zip(loglikelihoods(model, encoder, PAIRS), theirs):
+            assert ll == pytest.approx(want, abs=1e-3)
+            assert greedy == wanted
