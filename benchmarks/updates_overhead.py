@@ -4,8 +4,8 @@
     python benchmarks/updates_overhead.py MODEL --length 1024 --rounds 8
 
 Times alternate, so that a machine that slows down slows all of them, and the least of each counts: CPU time
-of the process on a CPU, wall-clock on an accelerator. Two plain passes stand beside the survey: the whole model,
-and the model without its head, which is what the survey runs.
+of the process on a CPU, wall-clock on an accelerator. Two plain passes stand beside the survey: the whole
+model, and the model without its head, which is what the survey runs.
 """
 
 from __future__ import annotations
