@@ -164,3 +164,43 @@ def test_the_cost_is_shown_and_nothing_is_run(capsys, tmp_path, model, text):
     assert code == 0
     assert "expected time" in out
     assert not (tmp_path / "n").exists()
+
+
+def test_a_gguf_file_against_safetensors(capsys, tmp_path):
+    """A GGUF model, saved compressed: plain transformers loads it, and compare reads both kinds of file."""
+    import transformers
+
+    import tiny_gguf
+
+    file = tiny_gguf.write(tmp_path / "tiny.gguf")
+    text = tmp_path / "text.txt"
+    text.write_text("the thing that the other thing is for the sake of " * 60)
+    common = ["--text", text, "--device", "cpu", "--sequences", 4, "--length", 32]
+    for method in ("wanda:sparsity=0", "wanda:2:4"):
+        code, _, err = run(
+            capsys, "compress", file, *common, "--calibration-sequences", 4, "--calibration-length", 32,
+            "--method", method, "--mode", "local", "--out", tmp_path / f"run-{method[-1]}",
+            "--save", tmp_path / method[-1],
+        )  # fmt: skip
+        assert code == 0, err
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / method[-1])
+    differing = []
+    for folder in ("0", "4"):
+        code, out, err = run(
+            capsys,
+            "compare",
+            file,
+            tmp_path / folder,
+            *common,
+            "--out",
+            tmp_path / f"pair-{folder}",
+            "--json",
+        )
+        assert code == 0, err
+        results = json.loads(out)["results"]
+        differing.append((results["kl"], results["agreement"], results["summary"][0]["total"]))
+    assert differing[0][0] == pytest.approx(0, abs=1e-6)
+    assert differing[0][1] == 1
+    assert differing[0][2] == pytest.approx(0, abs=1e-6)
+    assert differing[1][0] > 0.01
+    assert differing[1][2] > 0.1

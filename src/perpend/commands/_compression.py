@@ -226,8 +226,11 @@ class Compress(_Pairs):
                 from perpend.compression.save import save
 
                 record = {"perpend": outcome["compression"], "model": self.job.model_name}
-                results["saved"] = save(
-                    self.made(regime), self.job.tokenizer, self.options["save_to"], record
+                results["saved"] = run.step(
+                    "saved",
+                    lambda regime=regime, record=record: save(
+                        self.made(regime), self.job.tokenizer, self.options["save_to"], record
+                    ),
                 )
             self._made.clear()  # one compressed copy at a time
         tables = self.tables(run, self.outcomes, results)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -32,23 +33,24 @@ def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[s
     path = Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} is not empty; choose a new folder for the compressed model")
-    path.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     digest = weights_hash(model)
-    with _no_bars():
-        model.save_pretrained(path)
+    # written beside it and moved when complete: a folder of that name is always a whole model
+    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made, _no_bars():
+        part = Path(made) / "model"
+        model.save_pretrained(part)
         if tokenizer is not None:
-            tokenizer.save_pretrained(path)
-        again = type(model).from_pretrained(path, dtype=next(model.parameters()).dtype)
-    if weights_hash(again) != digest:
-        raise PerpendError(f"the model saved in {path} does not load with the same weights")
-    full = {
-        **record,
-        "weights_sha256": digest,
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-    }
-    (path / RECORD).write_text(
-        json.dumps(full, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
-    )
+            tokenizer.save_pretrained(part)
+        again = type(model).from_pretrained(part, dtype=next(model.parameters()).dtype)
+        if weights_hash(again) != digest:
+            raise PerpendError(f"the model saved for {path} does not load with the same weights")
+        del again
+        full = {**record, "weights_sha256": digest, "dtype": str(next(model.parameters()).dtype)[6:]}
+        text = json.dumps(full, indent=1, ensure_ascii=False, allow_nan=False)
+        (part / RECORD).write_text(text + "\n", encoding="utf-8")
+        if path.exists():
+            path.rmdir()
+        part.rename(path)
     return {**full, "folder": str(path)}
 
 
