@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 PARTS = {"attn": "attention", "mlp": "MLP", "block": "block"}
 SETS = {
     "all": "all tokens",
-    "without_first": "without position 0",
-    "without_top": "without the largest 1 %",
-    "without_both": "without both",
+    "without_first": "no position 0",
+    "without_top": "no top 1 %",
+    "without_both": "neither",
 }
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.option("--only", multiple=True, metavar="CHECK", help="One check by name; repeatable.  [default: all]")
 @run_options
 def command(**options: Any) -> int:
-    """Check, on every layer of MODEL, that what perpend reads and edits is what the model computes.
+    """Whether what perpend reads and edits is what the model computes, on every layer.
 
     Two ways to the same number are compared: contributions against the stream, the value aggregate through
     W_O against what attention adds, the self message against the aggregate, rows against one; then that
