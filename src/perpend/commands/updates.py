@@ -70,10 +70,10 @@ class Counts(click.ParamType):
 def command(**options: Any) -> None:
     """How much of what each layer adds lies along the stream it is added to, and how much across it.
 
-    Attention, MLP and block of every layer of MODEL. Reported by layer: the signed α, the ratio of the part along the stream to the part across it beside that
-    of a random direction, norms, and the exact cosine with the gap to its second-order form; with and without
-    position 0 and the largest tokens. Then the ratio while the model writes, and which layers turn the stream
-    so little that they can be dropped.
+    Attention, MLP and block of every layer of MODEL: the signed α, the ratio of the part along the stream to
+    the part across it beside that of a random direction, norms, and the exact cosine with the gap to its
+    second-order form; with and without position 0 and the largest tokens. Then the ratio while the model
+    writes, and which layers turn the stream so little that they can be dropped.
     """
     from dataclasses import asdict
 
