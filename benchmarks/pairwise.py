@@ -1,6 +1,6 @@
 """All head-to-head distances of a large model: seven metrics, sink kept and dropped, and 50,000 triples.
 
-    python benchmarks/pairwise.py                    # 5,120 heads × 64 keys, 2 threads: the figure to meet is 60 s
+    python benchmarks/pairwise.py                    # 5,120 heads × 64 keys, 2 threads; to meet: 60 s
     python benchmarks/pairwise.py --heads 1024 --threads 1
 
 JS is timed beside scipy's `cdist(…, "jensenshannon")` on the same rows (figure to meet: 5 × faster). Wall and

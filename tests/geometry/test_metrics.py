@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import product
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -46,7 +47,7 @@ def excess(name: str, law: str, draws: int) -> float:
     return worst
 
 
-@pytest.mark.parametrize(("name", "law"), product(METRICS, LAWS))
+@pytest.mark.parametrize(("name", "law"), [*product(METRICS, LAWS)])
 def test_a_declared_law_holds_and_any_other_fails(name, law):
     if law in g.METRICS[name].laws:
         assert excess(name, law, 400) < 1e-10
@@ -161,7 +162,7 @@ def heads() -> np.ndarray:
     return logits
 
 
-@pytest.mark.parametrize(("name", "policy"), product(METRICS, POLICIES))
+@pytest.mark.parametrize(("name", "policy"), [*product(METRICS, POLICIES)])
 def test_the_matrix_is_the_pairs_symmetric_to_the_bit_and_ties_equal_rows(heads, name, policy):
     x = softmax(heads)
     matrix = g.pairwise(x, **options(name, policy))
@@ -180,7 +181,7 @@ def test_the_matrix_is_the_pairs_symmetric_to_the_bit_and_ties_equal_rows(heads,
     assert 0 < matrix[40, 41] < matrix[40, 42]
 
 
-@pytest.mark.parametrize(("name", "policy"), product(METRICS, POLICIES))
+@pytest.mark.parametrize(("name", "policy"), [*product(METRICS, POLICIES)])
 def test_batches_and_torch(heads, name, policy):
     x = torch.from_numpy(softmax(heads[:24])).reshape(2, 12, 33)
     matrix = g.pairwise(x, **options(name, policy))
@@ -343,3 +344,55 @@ def test_what_cannot_be_compared_is_refused():
         broken[1, 2] = 0
         with pytest.raises(InputError, match=r"1 zero \(first at index \(1, 2\)\).*replace_zeros"):
             g.pairwise(broken, **{**options(name), "sink": 0})
+
+
+# --- one file a metric, and what the docs say of them ---
+
+
+def test_a_file_is_a_metric(tmp_path, monkeypatch):
+    from perpend.geometry import metrics
+
+    (tmp_path / "chebyshev.py").write_text(
+        "from perpend.geometry.metrics import Metric, METRICS\n"
+        "euclid = METRICS['euclidean']\n"
+        "METRIC = Metric('chebyshev', 'Chebyshev', euclid.between, euclid.matrix, frozenset({'triangle'}))\n"
+    )
+    (tmp_path / "misnamed.py").write_text("from perpend.geometry.metrics.cosine import METRIC\n")
+    monkeypatch.setattr(metrics, "__path__", [str(tmp_path), *metrics.__path__])
+    with pytest.raises(ValueError, match=r"misnamed\.py must define METRIC named 'misnamed'"):
+        metrics._discover()
+    (tmp_path / "misnamed.py").unlink()
+    assert metrics._discover().keys() == {*g.METRICS, "chebyshev"}
+
+
+def test_the_documented_table_of_laws_is_the_registrys():
+    page = (Path(__file__).parents[2] / "docs" / "method" / "geometry.md").read_text("utf-8")
+    lines = [
+        line.strip("| ").split("|")
+        for line in page.split("## Laws")[1].split("## ")[0].splitlines()
+        if "|" in line
+    ]
+    titles = {
+        "Euclid": "euclidean",
+        "JS": "jensen_shannon",
+        "Fisher–Rao": "fisher_rao",
+        "Hellinger": "hellinger",
+    }
+    titles |= {"cosine": "cosine", "d_A": "aitchison", "d_A⊥": "content"}
+    axioms = {"A2": "perturbation", "A3": "powering", "A4": "parallelogram", "A5": "permutation"}
+    laws = [axioms.get(cell.strip(), cell.strip()) for cell in lines[0]][-len(LAWS) :]
+    assert set(laws) == set(LAWS)
+    told = {}
+    for name, *cells in lines[2:]:
+        kept = {law for law, cell in zip(laws, cells, strict=True) if cell.strip() == "✓"}
+        told |= {titles[title.strip()]: kept for title in name.split(",")}
+    assert told == {n: set(m.laws) for n, m in g.METRICS.items() if not m.takes_weight}
+
+
+def test_the_documented_example_runs():
+    page = (Path(__file__).parents[2] / "docs" / "method" / "geometry.md").read_text("utf-8")
+    names: dict = {}
+    exec(page.split("```python")[1].split("```")[0], names)
+    assert f"{names['aitchison_distance'](names['p'], names['q']):.4f}" == "1.1022"
+    split = names["split_entropy"](names["p"])
+    assert [f"{v:.3f}" for v in (split.total, split.binary, split.content)] == ["0.375", "0.325", "0.500"]
