@@ -235,6 +235,24 @@ def test_tables_arrays_and_results_agree():
     assert "ratio" in survey._repr_html_()
 
 
+def test_without_an_adapter_the_blocks_are_profiled_and_it_is_said():
+    from transformers import XGLMConfig, XGLMForCausalLM
+
+    from perpend.studies.layer_drop import orders, rank
+    from perpend.studies.updates import updates_study
+
+    torch.manual_seed(0)
+    config = XGLMConfig(vocab_size=tiny.VOCAB, d_model=32, ffn_dim=48, num_layers=3, attention_heads=4)
+    with pytest.warns(UserWarning, match="block updates only"):
+        survey = survey_updates(XGLMForCausalLM(config).eval(), tiny.tokens())
+    assert survey.parts == ("block",)
+    ranking = rank(survey)
+    assert len(orders(ranking, "block")["last first"]) == 3
+    study = updates_study(survey, None, ranking)
+    assert "perpend/models/families" in study.findings[0]
+    assert set(study.results["updates"]["per_layer"][0]) == {"layer", "block"}
+
+
 def test_wrong_inputs_are_named():
     model = tiny.tiny("llama")
     with pytest.raises(InputError, match="tokens have shape"):

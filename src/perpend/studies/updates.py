@@ -83,7 +83,7 @@ class UpdatesStudy:
 
     @property
     def findings(self) -> list[str]:
-        survey, found = self.survey, []
+        survey, found = self.survey, list(self.survey.notes)
         null = survey.null["ratio_mean"]
         over = survey.results["over_layers"]
         means = [

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError, unknown_name
 from perpend.models.inputs import run_trunk
-from perpend.models.stream import PARTS, blocks, contributions, parts_of
+from perpend.models.layout import PARTS, blocks, how_to_add, parts_of
+from perpend.models.stream import contributions
 from perpend.progress import Progress, silent
 from perpend.surveys import histogram
 from perpend.surveys._update_sums import (
@@ -335,9 +336,9 @@ def _checked(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None
 
 
 def _notes(model: nn.Module) -> tuple[str, ...]:
-    if len(parts_of(model)) == 3:
+    if len(parts_of(model)) == len(PARTS):
         return ()
-    return (f"{type(model).__name__} has no adapter: block updates only, over {len(blocks(model))} blocks",)
+    return (f"block updates only, over {len(blocks(model))} blocks: {how_to_add(model)}",)
 
 
 def _number(value: float) -> float | None:
