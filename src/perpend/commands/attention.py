@@ -71,7 +71,7 @@ def command(**options: Any) -> None:
                     window=options["window"],
                     sink=options["sink"],
                     batch=options["batch"],
-                    block=block_size(len(chosen)),
+                    block=block_size(len(chosen), options["batch"]),
                     store=lambda name, compute, seed=seed: run.step(f"seed-{seed}-{name}", compute),
                     progress=job.progress,
                 )
@@ -134,9 +134,9 @@ def calibrated(model: str, results: dict[str, Any]) -> tuple[dict[str, Any], dic
     )
 
 
-def block_size(sequences: int) -> int:
-    """Sequences a block: about 32 blocks, so that intervals mean something, of at most 32 sequences."""
-    return max(1, min(32, -(-sequences // 32)))
+def block_size(sequences: int, batch: int) -> int:
+    """Sequences a block: whole batches, and about 32 blocks of at most 32 sequences where there are enough."""
+    return max(batch, min(32, -(-sequences // 32)))
 
 
 def _is_all(job: Any, tokens: Any) -> bool:
