@@ -204,3 +204,17 @@ def test_a_gguf_file_against_safetensors(capsys, tmp_path):
     assert differing[0][2] == pytest.approx(0, abs=1e-6)
     assert differing[1][0] > 0.01
     assert differing[1][2] > 0.1
+
+
+def test_downstream_scores_stand_beside_the_errors(capsys, tmp_path, shared, model, text):
+    arguments = ["compress", model, *text, *SHORT, "--mode", "local", "--error-sequences", 1, "--json"]
+    arguments += ["--tasks", "piqa", "--tasks-data", shared / "data/eval", "--tasks-limit", 8]
+    for method in ("rtn:group=4", "magnitude", "wanda:2:4"):
+        arguments += ["--method", method]
+    code, out, err = run(capsys, *arguments, "--out", tmp_path / "run")
+    assert code == 0, err
+    results = json.loads(out)["results"]
+    assert 0 <= results["base"]["scores"]["piqa"] <= 1
+    for regime in results["regimes"].values():
+        assert -1 <= regime["scores"]["piqa"] <= 1, "the change against the base model"
+    assert "piqa" in {row["target"] for row in results["relations"]}

@@ -200,12 +200,13 @@ def measure(
 
     def add(mode: str, layer: int, part: str, mine: tuple[Tensor, Tensor], theirs: Tensor) -> None:
         update, reference = mine
-        error = theirs.to(update.device).float() - update.float()
+        wide = torch.promote_types(update.dtype, torch.float32)
+        update, reference = update.to(wide), reference.to(wide)
+        error = theirs.to(update.device, wide) - update
+        directions = {"update": None, "input": reference, "output": reference + update}
         for way in along:
-            direction = {"update": None, "input": reference, "output": reference.float() + update.float()}[
-                way
-            ]
-            tallies[mode, way, layer, part].add(split_error(error, update, direction), update.shape[-1])
+            split = split_error(error, update, directions[way])
+            tallies[mode, way, layer, part].add(split, update.shape[-1])
 
     near, far = _Watcher(), _Watcher()
     place = other.get_input_embeddings().weight
