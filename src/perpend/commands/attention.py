@@ -135,7 +135,7 @@ def calibrated(model: str, results: dict[str, Any]) -> tuple[dict[str, Any], dic
 
 
 def block_size(sequences: int, batch: int) -> int:
-    """Sequences a block: whole batches, and about 32 blocks of at most 32 sequences where there are enough."""
+    """Sequences a block: whole batches, about 32 blocks of at most 32 sequences where there are enough."""
     return max(batch, min(32, -(-sequences // 32)))
 
 
