@@ -94,6 +94,9 @@ def test_both_modes_and_all_directions_are_the_definition(pair, batch):
         assert row.tokens + row.undefined == ids.numel()
         checked += 1
     assert checked == 2 * 3 * 3 * 3
+    assert error.results["tokens"] == ids.numel()
+    assert len(error.summary) == 2 * 3 * 3
+    assert "kappa" in error._repr_html_()
 
 
 def test_rotation_along_the_update_is_the_stated_function_of_kappa_and_across():

@@ -139,6 +139,20 @@ class DirectionalError:
             )
         return out
 
+    @property
+    def results(self) -> dict[str, Any]:
+        """For run.json: the summary and what it rests on."""
+        return {"summary": self.summary, "tokens": self.tokens, "quantiles_from": self.quantiles_from}
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        return {"layers": self.table}
+
+    def _repr_html_(self) -> str:
+        import pandas as pd
+
+        return pd.DataFrame(self.summary).to_html(index=False, float_format=lambda value: f"{value:.4g}")
+
 
 def _degrees(cosine: float) -> float:
     return math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
