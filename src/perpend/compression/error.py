@@ -24,6 +24,7 @@ from perpend.compression.replay import capture
 from perpend.errors import InputError, unknown_name
 from perpend.models.stream import blocks, contributions, parts_of
 from perpend.progress import Progress, silent
+from perpend.report.notebook import Rich
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +99,7 @@ class _Tally:
 
 
 @dataclass(frozen=True)
-class DirectionalError:
+class DirectionalError(Rich):
     """The error of `other` against `base`. table: columns mode, along, layer, part and, per metric, its mean
     (the metric's own name), median and quantiles (name_median, name_q05 ...), all relative to ‖Delta_base‖:
 
@@ -147,11 +148,6 @@ class DirectionalError:
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         return {"layers": self.table}
-
-    def _repr_html_(self) -> str:
-        import pandas as pd
-
-        return pd.DataFrame(self.summary).to_html(index=False, float_format=lambda value: f"{value:.4g}")
 
 
 def _degrees(cosine: float) -> float:
