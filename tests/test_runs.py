@@ -31,7 +31,7 @@ REQUEST = {
 
 def begin(folder: Path | None, **changes: object) -> Run:
     resume = bool(changes.pop("resume", False))
-    return Run.start(folder, command="attention", request={**REQUEST, **changes}, resume=resume)
+    return Run.start(folder, command="mine", request={**REQUEST, **changes}, resume=resume)
 
 
 def finish(run: Run) -> None:
@@ -82,8 +82,8 @@ def test_a_finished_run_reads_back_as_written(tmp_path: Path) -> None:
 def test_the_default_folder_is_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
-        with Run.start(None, command="attention", request={"model": {"name": "hub/../Smol LM"}}) as run:
-            assert run.folder == Path(f"runs/attention-Smol-LM-{number}")
+        with Run.start(None, command="mine", request={"model": {"name": "hub/../Smol LM"}}) as run:
+            assert run.folder == Path(f"runs/mine-Smol-LM-{number}")
             finish(run)
 
 
@@ -92,10 +92,10 @@ def test_resume_without_a_folder_takes_the_newest_unfinished_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PerpendError, match="no unfinished run"):
-        Run.start(None, command="attention", request=REQUEST, resume=True)
+        Run.start(None, command="mine", request=REQUEST, resume=True)
     interrupt(None, {"a": 1})
-    with Run.start(None, command="attention", request=REQUEST, resume=True) as again:
-        assert again.folder == Path("runs/attention-tiny-1")
+    with Run.start(None, command="mine", request=REQUEST, resume=True) as again:
+        assert again.folder == Path("runs/mine-tiny-1")
         assert again.step("a", lambda: 2) == 1
 
 
@@ -345,7 +345,7 @@ import sys, time
 import numpy as np, pandas as pd
 from perpend.runs import Run
 folder, resume = sys.argv[1], sys.argv[2] == "resume"
-with Run.start(folder, command="attention", request={"model": "tiny"}, resume=resume) as run:
+with Run.start(folder, command="mine", request={"model": "tiny"}, resume=resume) as run:
     total = np.zeros(1000)
     for block in range(60):
         def compute():

@@ -27,7 +27,8 @@ def pack(value: Any, name: str) -> tuple[bytes, Any]:
 
 
 def _file(shape: Any, arrays: dict[str, Any], name: str) -> bytes:
-    header = {"name": name, "value": json.dumps(shape), "sha256": _digest(arrays)}
+    value = json.dumps(shape)
+    header = {"name": name, "value": value, "sha256": _digest(value, arrays)}
     if any(is_tensor(array) for array in arrays.values()):
         import torch
         from safetensors.torch import save
@@ -58,7 +59,7 @@ def unpack(path: Path, name: str) -> Any:
         if "tensor" in kinds.values():
             with safe_open(path, framework="pt") as file:
                 arrays |= {k: file.get_tensor(k) for k, kind in kinds.items() if kind == "tensor"}
-        if _digest(arrays) != header.get("sha256"):
+        if _digest(header["value"], arrays) != header.get("sha256"):
             raise ValueError("its checksum does not match")
         return _decode(shape, arrays)
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
@@ -141,8 +142,9 @@ def _key(key: Any) -> Any:
     return key.item() if isinstance(key, np.ndarray) else key
 
 
-def _digest(arrays: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256()
+def _digest(value: str, arrays: Mapping[str, Any]) -> str:
+    """Over the header's JSON and the arrays' bytes, so that neither can change unnoticed."""
+    digest = hashlib.sha256(value.encode())
     for key in sorted(arrays):
         array = arrays[key]
         digest.update(f"{key} {tuple(array.shape)} {str(array.dtype).removeprefix('torch.')};".encode())
