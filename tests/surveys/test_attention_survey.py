@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import tiny
 from attention_oracle import falcon, gpt_neo, padded, plain_gpt, record, t5, weights
@@ -263,6 +264,21 @@ def test_encoder_decoders_run_their_encoder_and_name_the_layers_that_do_not_run(
         np.testing.assert_allclose(survey.signatures[i], expected, atol=1e-4)
     both = survey_attention(model, {"input_ids": tokens, "decoder_input_ids": tokens[:, :20]}, window=W)
     assert not both.undefined
+
+
+def test_layers_that_share_their_weights_are_pooled_and_named() -> None:
+    torch.manual_seed(0)
+    config = transformers.AlbertConfig(
+        vocab_size=97,
+        embedding_size=16,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=48,
+    )
+    survey = survey_attention(transformers.AlbertModel(config).eval(), tiny.tokens(2, 20))
+    assert survey.rows.tolist() == [3 * 2 * 20]
+    assert any("runs 3 times a pass" in note for note in survey.notes)
 
 
 def test_multimodal_models_survey_their_text_decoder() -> None:

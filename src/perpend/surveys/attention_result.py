@@ -51,7 +51,7 @@ def finish(capture: Capture, sites: tuple[AttentionSite, ...], count: int) -> di
         "left_out": number("left_out"),
         "padding": number("padding"),
         "prefixes": number("prefixes"),
-        "called": torch.tensor([int(site.index in capture.layers) for site in sites]),
+        "called": number("most_calls"),
         "sequences": torch.tensor(count),
     }
     if capture.want_rows:
@@ -64,7 +64,7 @@ def finish(capture: Capture, sites: tuple[AttentionSite, ...], count: int) -> di
         sample = torch.full((count, len(sites), heads, capture.sample, len(SAMPLED)), float("nan"))
         for i, site in enumerate(sites):
             layer = capture.layers.get(site.index)
-            for n, rows in enumerate(layer.sample if layer else []):
+            for n, rows in enumerate(layer.sample[:count] if layer else []):
                 sample[n, i, : rows.shape[0]] = rows
         block["sample"] = sample
     return block
@@ -214,6 +214,13 @@ class AttentionSurvey:
             notes.append(f"sink auto chose {self.chosen_sink}: the part with the largest mean mass")
         if self.support.ragged:
             notes.append("sequences differ in length, so the sink has no fixed position: no signatures")
+        shared = self.stacked("called").max(0)
+        notes += [
+            f"layer {site.index} ({site.name}) runs {shared[i]} times a pass, its weights being shared: its "
+            "rows are pooled over all depths"
+            for i, site in enumerate(self.sites)
+            if shared[i] > 1
+        ]
         some = [i for i in range(len(self.sites)) if self.rows[i] and self.left_out[i]]
         if some:
             share = self.left_out[some].sum() / (self.left_out[some] + self.rows[some]).sum()

@@ -44,6 +44,8 @@ class LayerSums:
     importance: Tensor | None = None  # [H, PREFIX] of sequences added up
     over: Tensor | None = None  # [H, PREFIX] sequences whose importance exceeds SINK_SHARE
     prefixes: int = 0
+    calls: int = 0  # in the running batch
+    most_calls: int = 0  # in any batch: more than one where blocks share the layer
     sample: list[Tensor] = field(default_factory=list)  # [H, S, SAMPLED] a sequence
 
 
@@ -65,6 +67,8 @@ class Capture:
         """A new batch begins: its masks are new."""
         self.lengths = lengths
         self._chosen.clear()
+        for layer in self.layers.values():
+            layer.calls = 0
 
     def hook(self, call: AttentionCall, output: Tensor) -> None:
         """Add one call's rows."""
@@ -77,6 +81,8 @@ class Capture:
                     self._layer(call, self.support.columns)
                     self.add_sample(call.layer, call.query.shape[1], [])
             layer = self._layer(call, self.support.columns)
+            layer.calls += 1
+            layer.most_calls = max(layer.most_calls, layer.calls)
             layer.left_out += left_out
             layer.padding += padding
             if self.want_rows and self.support.causal:

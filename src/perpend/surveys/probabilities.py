@@ -212,6 +212,7 @@ def _add(capture: Capture, index: int, rows: Tensor, epsilon: float) -> Counter[
             )
         )
     layer = capture.layers[index]
+    layer.most_calls = 1
     layer.left_out += batch * int((~seen).sum())
     if inside is None:
         return Counter()

@@ -21,6 +21,8 @@ from perpend.models.attention.call import AttentionCall
 from perpend.models.attention.support import ALL, own_key_index, own_visible, row_logits
 
 BLOCK = 1 << 22  # logits held at once by the path through blocks of queries
+# from this version on the CPU kernel was seen to take fewer key than query heads; before it they are repeated
+_GROUPED_ON_CPU = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
 _agrees: dict[tuple, bool] = {}  # kind of call -> the kernel's own output was bit-identical to the model's
 
 
@@ -43,6 +45,12 @@ def _float_mask(call: AttentionCall) -> Tensor | None:
 def _cpu_kernel(call: AttentionCall, value: Tensor) -> tuple[Tensor, Tensor]:
     query, key, mask = call.query, call.key, _float_mask(call)
     batch, heads, length, dim = query.shape
+    if call.groups > 1 and not _GROUPED_ON_CPU:
+        key, value = (x.repeat_interleave(call.groups, 1) for x in (key, value))
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, call.causal, attn_mask=mask, scale=call.scale
+        )
+        return output, lse
     packed = (
         length == 1 and call.groups > 1 and call.mask is not None and (mask is None or mask.shape[1] == 1)
     )
@@ -107,7 +115,11 @@ def _kernel(call: AttentionCall) -> tuple[Tensor, Tensor] | None:
             if device == "cuda"
             else None
         )
-    except (RuntimeError, AttributeError):  # this build's kernel refuses the shape, dtype or device
+    except (
+        RuntimeError,
+        AttributeError,
+        TypeError,
+    ):  # this build's kernel refuses the shape, dtype or device
         return None
     return None if found is None else (found[0][..., :width], found[1])
 
@@ -229,11 +241,37 @@ def self_weight(call: AttentionCall) -> Tensor:
     0 for rows that are not real (they see no key of their own), at most 1. No gradient.
     """
     with torch.no_grad():
+        if _decodes_plainly(call):
+            return _single(call)
         own = own_key_index(call)
         weight = own_logit(call, own).sub_(call.lse).clamp_(max=0.0).exp_()
         if call.mask is not None or call.padding is not None or call.rule is not None:
             weight = weight.masked_fill(~own_visible(call, own)[:, None, :], 0.0)
         return weight
+
+
+def _decodes_plainly(call: AttentionCall) -> bool:
+    """One query whose own key is the last, seen by every sequence: a decoding step without surprises."""
+    if call.query.shape[2] != 1 or call.softcap is not None or call.bias is not None:
+        return False
+    if call.padding is not None or call.rule is not None:
+        return False
+    if call.mask is None:
+        return True
+    last = call.mask[..., -1]
+    return call.mask.dtype == torch.bool and call.mask.shape[-1] == call.key.shape[2] and bool(last.all())
+
+
+def _single(call: AttentionCall) -> Tensor:
+    """A_tt [B, H, 1] of a decoding step, in few operations: they cost more than the arithmetic there."""
+    query, lse = call.query, call.lse
+    batch, heads, _, dim = query.shape
+    kv = call.key.shape[1]
+    key = call.key[:, :, -1].to(lse.dtype).reshape(batch * kv, dim, 1)
+    query = query.to(lse.dtype).reshape(batch * kv, call.groups, dim)
+    # scale·q·k − lse in one step
+    weight = torch.baddbmm(lse.reshape(batch * kv, call.groups, 1), query, key, beta=-1.0, alpha=call.scale)
+    return weight.clamp_(max=0.0).exp_().view(batch, heads, 1)
 
 
 __all__ = ["ALL", "by_blocks", "log_sum_exp", "output_and_lse", "own_logit", "self_weight"]
