@@ -148,7 +148,9 @@ def _temperature(delta: Delta, draw: Draw) -> Tensor:
 
     def margin(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
         near, far = delta(p, q), delta(p, r)
-        return (near - far) / (near + far).clamp_min(1e-300)
+        scale = near + far
+        # Two values a million times below the others differ by rounding alone.
+        return (near - far) / scale.clamp_min(1e-6 * float(scale.nan_to_num().max()) + 1e-300)
 
     before = margin(draw.p, draw.q, draw.r)
     after = margin(*(_powered(x, draw.alpha) for x in (draw.p, draw.q, draw.r)))
