@@ -101,7 +101,7 @@ def _hook(plan: Plan, edit: Edit, move: _Move) -> Callable[[AttentionCall, Tenso
             kept = self_weight(call).transpose(1, 2)[..., None] * value
         parallel = plan.scales[call.layer][0]
         if isinstance(parallel, Tensor):
-            parallel = parallel.to(output.device)[:, None]
+            parallel = parallel.to(output.device, wide)[:, None]
         over = 2 if edit.reference == "token" else 1
         moved = move(output.to(wide) - kept, value, parallel, call.layer, over)
         return (moved + kept).to(output.dtype)

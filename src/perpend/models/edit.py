@@ -213,7 +213,7 @@ def plan_of(model: nn.Module, change: Edit) -> Plan:
     for layer in layers:
         pair = []
         for name in ("parallel", "perpendicular"):
-            scale = torch.as_tensor(getattr(change, name), dtype=torch.float32)
+            scale = torch.as_tensor(getattr(change, name), dtype=torch.float64)
             if scale.ndim:
                 if len(scale) != len(indices):
                     raise InputError(f"`{name}` has {len(scale)} layers and the model {len(indices)}")
@@ -244,7 +244,7 @@ def _by_head(scale: Tensor, heads: tuple[int, ...] | None, count: int, name: str
         for head in heads:
             if not 0 <= head < count:
                 raise InputError(f"head {head} is out of range: the layer has heads 0 to {count - 1}")
-        kept = torch.ones(count)
+        kept = torch.ones(count, dtype=scale.dtype)
         kept[list(heads)] = full[list(heads)]
         full = kept
     return full
@@ -398,4 +398,7 @@ def _combine(output: Tensor, perpendicular: float | Tensor, weight: Tensor, valu
 
 
 def _on(scale: float | Tensor, like: Tensor) -> float | Tensor:
-    return scale.to(like.device) if isinstance(scale, Tensor) else scale
+    """A scale as the edit's arithmetic wants it: beside the aggregate, in its dtype but fp32 or better."""
+    if not isinstance(scale, Tensor):
+        return scale
+    return scale.to(like.device, torch.promote_types(like.dtype, torch.float32))

@@ -108,7 +108,7 @@ def _base(model: nn.Module, windows: Windows, batch: int) -> Iterator[tuple[list
     for rows in windows.tokens.split(batch):
         rows = rows.to(device)
         hidden.append(parts.trunk(rows[:, :-1]))
-        losses.append(_map(hidden[-1], rows, lambda h, target: (_loss(parts.head(h).float(), target),))[0])
+        losses.append(token_losses(model, hidden[-1], rows))
     yield hidden, torch.cat(losses)
 
 
@@ -140,6 +140,12 @@ def _map(hidden: Tensor, rows: Tensor, apply: Callable[..., tuple[Tensor, ...]])
     return tuple(torch.cat(part, 1).cpu() for part in zip(*parts))
 
 
+def token_losses(model: nn.Module, hidden: Tensor, rows: Tensor) -> Tensor:
+    """Losses [n, T − 1] in nats of last hidden states [n, T − 1, d], by slices of the tokens."""
+    head = halves(model).head
+    return _map(hidden, rows, lambda h, target: (_loss(head(h).float(), target),))[0]
+
+
 def _loss(logits: Tensor, target: Tensor) -> Tensor:
     return torch.logsumexp(logits, -1) - logits.gather(-1, target[..., None])[..., 0]
 
@@ -152,12 +158,12 @@ def summary(
     Losses in nats per token; agreement a fraction. The first record is the unedited model.
     """
     unedited = base.double().mean().item()
-    draws = _draws(len(base), resamples, seed)
+    weights = draws(len(base), resamples, seed)
     records = [{"site": "unedited", "loss": unedited, "perplexity": _exp(unedited), "change": 0.0}]
     for cell in cells:
         losses = found[cell.name]
         change = (losses.loss.double() - base.double()).mean(1).numpy()
-        low, high = np.quantile(draws @ change, [0.025, 0.975])
+        low, high = np.quantile(weights @ change, [0.025, 0.975])
         loss = losses.loss.double().mean().item()
         records.append(
             {
@@ -178,7 +184,7 @@ def summary(
     return records
 
 
-def _draws(count: int, resamples: int, seed: int) -> np.ndarray:
+def draws(count: int, resamples: int, seed: int) -> np.ndarray:
     """Bootstrap weights [resamples, count] that average sequences."""
     generator = np.random.default_rng(seed)
     return generator.multinomial(count, np.full(count, 1 / count), size=resamples) / count
