@@ -209,6 +209,16 @@ def test_the_null_is_that_of_a_random_direction(width):
         assert float(ratio.mean()) == pytest.approx(null["ratio_mean"], rel=0.02)
 
 
+def test_the_median_gap_is_the_median_tokens():
+    tokens = tiny.tokens(6, 40)
+    survey = survey_updates(tiny.tiny("gpt2"), tokens, parts="block")
+    for (layer, part), (update, reference) in per_token("gpt2", tokens).items():
+        if part == "block":
+            expected = float(cosine_identity(update, reference).gap.flatten().median())
+            got = survey.quantile("gap", 0.5)[layer, 0]  # the fourth power of ρ: four times its resolution
+            assert got == pytest.approx(expected, rel=5 * histogram.RESOLUTION)
+
+
 def test_turned_tokens_have_negative_cosines():
     model = tiny.tiny("llama")
     with contributions(model, lambda c: c.update - 3 * c.reference, parts="attn", layers=[1]):

@@ -101,18 +101,20 @@ def _alpha(table: pd.DataFrame) -> Figure:
 def _turning(table: pd.DataFrame) -> Figure:
     block = table[table["part"] == "block"]
     block = block if len(block) else table
+    block = block.assign(second_order_q50=1 - block["rho_q50"] ** 2 / 2)
     chart = charts.profile(
-        block, {"cosine": "exact", "second_order": "1 − ρ²/2"}, label="cosine of block input and output"
+        block,
+        {"cosine_q50": "exact", "second_order_q50": "1 − ρ²/2"},
+        label="cosine of block input and output (median token)",
     )
     return Figure(
         "How far a block turns the stream",
         "How similar is a block's output to its input, and is the second-order form good enough?",
         chart,
-        block[["layer", "part", "cosine", "second_order", "gap", "rho", "cosine_q05", "cosine_q50"]],
-        "Near 1 a block turns the stream little. Where the lines part, the update is not small "
-        "against the stream, "
-        "and 1 − ρ²/2 misjudges it.",
-        overlay=_over_runs("cosine", "cosine of block input and output", False),
+        block[["layer", "part", "cosine", "second_order", "gap", "rho", "cosine_q50", "gap_q50", "gap_q95"]],
+        "Near 1 a block turns the stream little. Where the lines part, the update is not small against the "
+        "stream, and 1 − ρ²/2 misjudges it.",
+        overlay=_over_runs("cosine_q50", "cosine of block input and output", False),
     )
 
 

@@ -194,7 +194,7 @@ def _shown(study: Any) -> list[Any]:
     if "block" in survey.parts:
         j = survey.parts.index("block")
         layers["cosine"] = survey.mean("cosine")[:, j]
-        layers["gap"] = layers["cosine"] - survey.mean("second_order")[:, j]
+        layers["median gap"] = survey.quantile("gap", 0.5)[:, j]
     null = survey.null
     title = (
         f"Updates: ratio along/across; a random direction has {null['ratio_mean']:.4f} "

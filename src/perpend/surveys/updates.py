@@ -84,7 +84,7 @@ class UpdateSurvey:
     def quantile(self, statistic: str, q: float, tokens: str = "all") -> np.ndarray:
         """A quantile over the tokens used, [L, P], to one part in `histogram.RESOLUTION`.
 
-        `statistic` is `alpha`, `ratio`, `share`, `rho`, `cosine`, or one of the three norms.
+        `statistic` is `alpha`, `ratio`, `share`, `rho`, `cosine`, `gap`, or one of the three norms.
         """
         if statistic == "share":
             ratio = self.quantile("ratio", q, tokens)
@@ -96,6 +96,9 @@ class UpdateSurvey:
             counts, negative = self._histograms(("cotangent", "cotangent_negative"), tokens)
             cotangent = histogram.quantile(counts, q, negative)
             return cotangent / np.hypot(1.0, cotangent)
+        if statistic == "gap":  # grows with ρ; of a token that is not turned
+            rho = self.quantile("rho", q, tokens)
+            return 1 / np.hypot(1.0, rho) - (1 - rho**2 / 2)
         if statistic == "alpha":
             counts, negative = self._histograms(("alpha", "alpha_negative"), tokens)
             return histogram.quantile(counts, q, negative)
@@ -106,7 +109,9 @@ class UpdateSurvey:
         """[len(names), L, P, BINS] over a set of tokens."""
         for name in names:
             if name not in BINNED:
-                raise unknown_name("statistic with quantiles", name, {*BINNED, "share", "rho", "cosine"})
+                raise unknown_name(
+                    "statistic with quantiles", name, {*BINNED, "share", "rho", "cosine", "gap"}
+                )
         return self.bins[np.ix_(SETS[tokens], [BINNED.index(name) for name in names])].sum(0)
 
     @property
@@ -124,7 +129,7 @@ class UpdateSurvey:
             means = {s: self.mean(s, name) for s in STATISTICS}
             quantiles = {
                 (s, q): self.quantile(s, q, name)
-                for s in ("ratio", "alpha", "share", "rho", "cosine", "relative_norm")
+                for s in ("ratio", "alpha", "share", "rho", "cosine", "gap", "relative_norm")
                 for q in QUANTILES
             }
             counts = {c: self.count(c, name) for c in COUNTS}
@@ -172,6 +177,7 @@ class UpdateSurvey:
             "cosine",
             "second_order",
             "gap",
+            "gap_q50",
         )
         per_layer = [
             {
