@@ -1,0 +1,206 @@
+"""Which channel carries the function? Prune by each criterion, and see what the loss says.
+
+    study = prune_study(losses, sets_by_seed, prediction)
+
+Everything here reads per-sequence losses (`studies.pruning`) of sets chosen on other text
+(`studies.prune_sets`): the regime map with a prediction made before, how often random beats a criterion,
+the stability of the sets, and the weighted family d_λ² = d_A⊥² + λ(Δb)², fitted by cross-validation over
+sequences.
+
+Source: "Which Question Is Your Attention Metric Answering?", Section 5.2, Tables 3, 10, 11, Appendix E.2; the
+weighted family is its stated future work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from perpend.studies.prune_sets import RANDOM, PruneSet, stability
+from perpend.studies.pruning import SetLosses, paired_change
+
+SIX = ("js", "js_drop", "content", "js_l1", "js_drop_l1", "content_l1")
+CLASSICAL = ("js", "js_drop", "js_l1", "js_drop_l1")
+CATASTROPHE = 4.0  # times the unpruned perplexity
+LAMBDAS = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, float("inf"))
+FOLDS = 4
+
+
+def cells(losses: SetLosses, by_seed: Mapping[int, Sequence[PruneSet]]) -> list[dict[str, Any]]:
+    """One record a (criterion, sparsity): perplexity, its population sd over seeds, paired change, KL, top-1.
+
+    Random draws depend on no seed: their sd is None. The interval is that of the first seed's set.
+    """
+    records = []
+    first = next(iter(by_seed.values()))
+    for position, chosen in enumerate(first):
+        sets = [by_seed[seed][position].heads for seed in by_seed]
+        if chosen.criterion in RANDOM:
+            sets = sets[:1]
+        perplexities = [losses.perplexity(heads) for heads in sets]
+        where = [losses.index(heads) for heads in sets]
+        change, low, high = paired_change(losses, sets[0])
+        records.append(
+            {
+                "criterion": chosen.criterion,
+                "sparsity": chosen.sparsity,
+                "heads": len(chosen.heads),
+                "shortfall": chosen.shortfall,
+                "perplexity": float(np.mean(perplexities)),
+                "sd": None if chosen.criterion in RANDOM else float(np.std(perplexities)),
+                "over_base": float(np.mean(perplexities)) / losses.base_perplexity,
+                "loss_change": change,
+                "loss_change_low": low,
+                "loss_change_high": high,
+                "kl": float(np.mean(losses.kl[where])),
+                "top1_agreement": float(np.mean(losses.agreement[where])),
+            }
+        )
+    return records
+
+
+def random_wins(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """How often each criterion is beaten by a random draw: {criterion: {"beaten": k, "of": n}} over cells."""
+    found: dict[str, dict[str, int]] = {}
+    for sparsity in sorted({r["sparsity"] for r in records}):
+        at = {r["criterion"]: r["perplexity"] for r in records if r["sparsity"] == sparsity}
+        draws = [at[name] for name in RANDOM if name in at]
+        for name, value in at.items():
+            if name not in RANDOM:
+                entry = found.setdefault(name, {"beaten": 0, "of": 0})
+                entry["beaten"] += sum(draw < value for draw in draws)
+                entry["of"] += len(draws)
+    return found
+
+
+def score(
+    prediction: str, records: Sequence[Mapping[str, Any]], base: float, sparsity: float = 0.2
+) -> dict[str, Any]:
+    """Hold the frozen rule's prediction (`content`, `js`, `abstain`) against the outcome at one sparsity.
+
+    content: content_l1 best of the six or within one sd of the best, and a classical criterion above four
+    times the base; js: js or js_l1 best. `held` is None where the rule abstained or a criterion is missing.
+    """
+    at = {r["criterion"]: r for r in records if np.isclose(r["sparsity"], sparsity) and r["criterion"] in SIX}
+    if len(at) < len(SIX):
+        return {"predicted": prediction, "outcome": None, "held": None, "sparsity": sparsity}
+    best = min(at.values(), key=lambda r: r["perplexity"])
+    ours = at["content_l1"]
+    tied = ours["perplexity"] <= best["perplexity"] + max(ours["sd"] or 0.0, best["sd"] or 0.0)
+    breaks = max(at[name]["perplexity"] for name in CLASSICAL) > CATASTROPHE * base
+    outcome = "neither"
+    if best["criterion"] in ("js", "js_l1"):
+        outcome = "js"
+    if tied and breaks:
+        outcome = "content" if outcome == "neither" else "both"
+    held = None if prediction == "abstain" else outcome in (prediction, "both")
+    return {
+        "predicted": prediction,
+        "outcome": outcome,
+        "held": held,
+        "sparsity": sparsity,
+        "best": best["criterion"],
+        "best_perplexity": best["perplexity"],
+        "classical_catastrophe": bool(breaks),
+    }
+
+
+def fit_weight(
+    losses: SetLosses,
+    sets: Mapping[str, PruneSet],
+    rivals: Mapping[str, PruneSet],
+    *,
+    folds: int = FOLDS,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Choose λ by cross-validation over sequences, and hold the choice against rivals on unseen sequences.
+
+    `sets`: λ as text → its set; `rivals`: name → set (λ = 0, λ = ∞, JS). In each fold λ is chosen on the
+    other folds' sequences; the losses of the choices on their own fold make the fitted loss. Differences
+    are nats per token, paired by sequence, with 95 % bootstrap intervals; below zero the fitted weight is
+    better.
+    """
+    names = list(sets)
+    table = np.stack([losses.loss[losses.index(sets[name].heads)] for name in names])
+    count = table.shape[1]
+    folds = min(folds, count)
+    fold = np.random.default_rng(seed).permutation(np.arange(count) % folds)
+    fitted, chosen = np.empty(count), []
+    for k in range(folds):
+        held = fold == k
+        best = int(np.argmin(table[:, ~held].mean(1))) if folds > 1 else int(np.argmin(table.mean(1)))
+        chosen.append(names[best])
+        fitted[held] = table[best, held]
+    generator = np.random.default_rng(seed)
+    draws = generator.multinomial(count, np.full(count, 1 / count), size=1000) / count
+    against = {}
+    for name, rival in rivals.items():
+        difference = fitted - losses.loss[losses.index(rival.heads)]
+        low, high = np.quantile(draws @ difference, [0.025, 0.975])
+        verdict = "better" if high < 0 else "worse" if low > 0 else "undecided"
+        against[name] = {
+            "difference": float(difference.mean()),
+            "low": float(low),
+            "high": float(high),
+            "verdict": verdict,
+        }
+    return {
+        "curve": [{"weight": name, "loss": float(row.mean())} for name, row in zip(names, table)],
+        "chosen_by_fold": chosen,
+        "fitted_loss": float(fitted.mean()),
+        "against": against,
+        "folds": folds,
+    }
+
+
+def stability_records(by_seed: Mapping[int, Sequence[PruneSet]]) -> list[dict[str, Any]]:
+    """Mean Jaccard of each criterion's sets over pairs of seeds."""
+    return [
+        {"criterion": criterion, "sparsity": sparsity, "jaccard": value}
+        for (criterion, sparsity), value in stability(by_seed).items()
+    ]
+
+
+def findings(
+    records: Sequence[Mapping[str, Any]],
+    losses: SetLosses,
+    scored: Mapping[str, Any],
+    wins: Mapping[str, Mapping[str, int]],
+    weight: Mapping[str, Any] | None,
+) -> list[str]:
+    """The answer in sentences."""
+    lines = [f"Unpruned perplexity {losses.base_perplexity:.2f} on {losses.tokens:,} tokens of other text."]
+    for sparsity in sorted({r["sparsity"] for r in records}):
+        at = [r for r in records if r["sparsity"] == sparsity]
+        best, worst = (pick(at, key=lambda r: r["perplexity"]) for pick in (min, max))
+        lines.append(
+            f"At {sparsity:.0%} sparsity {best['criterion']} costs least (perplexity "
+            f"{best['perplexity']:.2f}, "
+            f"{best['over_base']:.2f} × base) and {worst['criterion']} most ({worst['perplexity']:.1f}, "
+            f"{worst['over_base']:.1f} × base)."
+        )
+    said = {None: "cannot be scored", True: "held", False: "failed"}[scored["held"]]
+    if scored["predicted"] == "abstain":
+        said = "abstained"
+    lines.append(
+        f"The regime rule, applied before any evaluation, predicted {scored['predicted']!r}; the outcome is "
+        f"{scored['outcome']!r}: it {said}."
+    )
+    beaten = sum(w["beaten"] for w in wins.values())
+    total = sum(w["of"] for w in wins.values())
+    if total:
+        lines.append(f"A random draw beats a criterion in {beaten} of {total} comparisons.")
+    if weight:
+        parts = [
+            f"{name}: {a['difference']:+.4f} ({a['low']:+.4f} to {a['high']:+.4f}), {a['verdict']}"
+            for name, a in weight["against"].items()
+        ]
+        lines.append(
+            f"The weighted family, λ chosen on other sequences ({', '.join(dict.fromkeys(weight['chosen_by_fold']))}"
+            "), "
+            f"in nats per token against {'; '.join(parts)}."
+        )
+    lines.append(f"Sharing layers among sets cost {losses.cost:.2f} of one pass per distinct set.")
+    return lines
