@@ -54,8 +54,8 @@ class Prune:
         count = max(1, self.options["token_count"] // context)
         if count > len(cut.tokens):
             raise InputError(
-                f"the held-out text holds {len(cut.tokens)} windows of {context} tokens and {count} were asked "
-                "for: lower --tokens or name a longer --held-out"
+                f"the held-out text holds {len(cut.tokens)} windows of {context} tokens and {count} were "
+                "asked for: lower --tokens or name a longer --held-out"
             )
         return as_windows(cut.take(count, 0), bos=cut.bos, split="held-out")
 
@@ -234,7 +234,7 @@ def figures(run: Any) -> list[Figure]:
             ),
             cells,
             "Mean over seeds, logarithmic. Criteria ending in _l1 keep one head of each redundant pair in a "
-            "layer; content is d_A⊥, aitchison the full distance, js_drop Jensen-Shannon on rows without the sink.",
+            "layer; content is d_A⊥, aitchison the full distance, js_drop Jensen-Shannon without the sink.",
         ),
         Figure(
             "Regime map",

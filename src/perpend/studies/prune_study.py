@@ -198,8 +198,8 @@ def findings(
             for name, a in weight["against"].items()
         ]
         lines.append(
-            f"The weighted family, λ chosen on other sequences ({', '.join(dict.fromkeys(weight['chosen_by_fold']))}"
-            "), "
+            f"The weighted family, λ chosen on other sequences ("
+            f"{', '.join(dict.fromkeys(weight['chosen_by_fold']))}), "
             f"in nats per token against {'; '.join(parts)}."
         )
     lines.append(f"Sharing layers among sets cost {losses.cost:.2f} of one pass per distinct set.")
