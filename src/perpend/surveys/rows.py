@@ -37,7 +37,7 @@ STATISTICS = (
 )
 SAMPLED = ("sink_mass", "binary", "content", "dispersion", "balance")
 LARGEST_MASS = 1e30  # of exponentials of centred logits, in fp32
-CPU_LOGITS = 1 << 17  # logits of one chunk of queries on a CPU: two buffers stay in its second-level cache
+CPU_LOGITS = 1 << 18  # of one chunk of queries on a CPU: two buffers of a megabyte, and few enough operations
 GPU_LOGITS = 1 << 26
 
 
@@ -177,14 +177,13 @@ def add_rows(sums: Sums, logits: Tensor, columns: Columns, work: Work, lse: Tens
     if sinks > 1:
         pure = torch.softmax(sink_logits, -1)
         within = share * (sink_lse - (pure * sink_logits).sum(-1))
-    rows = [share, binary, content, rest * content, within, dispersion, balance]
-    rows += [share.square(), dispersion.square(), balance.square()]
-    if lse is None:
-        rows.append(torch.zeros_like(share))
-    else:
-        rows.append((torch.logaddexp(log_mass, sink_lse) - lse).clamp_(max=0.0).exp_())
     if sums.statistics is not None:
-        sums.statistics += torch.stack([row.sum(-1, dtype=torch.float64) for row in rows], -1)
+        rows = [share, binary, content, rest * content, within, dispersion, balance]
+        rows += [share.square(), dispersion.square(), balance.square()]
+        if lse is not None:
+            rows.append((torch.logaddexp(log_mass, sink_lse) - lse).clamp_(max=0.0).exp_())
+        together = torch.stack(rows, 1).sum(-1, dtype=torch.float64)  # [G, F]
+        sums.statistics[:, : len(rows)] += together
     if sums.arithmetic is not None:
         weight = rest / mass
         part = torch.bmm(weight[:, None], exponents)[:, 0, :split].double()
