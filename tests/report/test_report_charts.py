@@ -14,6 +14,7 @@ from scipy.cluster.hierarchy import linkage
 
 from perpend.errors import InputError
 from perpend.report import charts, theme
+from perpend.report.encodings import without_overlap
 
 ODD = "a.b[0]:Q 'x' \"y\" \\z"
 
@@ -131,3 +132,14 @@ def test_tables_are_left_as_they_were() -> None:
     for make in KINDS.values():
         make(table, "value", "other")
     pd.testing.assert_frame_equal(table, before)
+
+
+def test_names_that_would_collide_are_left_out_and_the_rare_series_wins() -> None:
+    table = pd.DataFrame({"x": [0.0, 0.5, 0.501, 1.0], "y": [0.0, 0.5, 0.501, 1.0]})
+    table["name"], table["kind"] = ["a", "common", "mine", "b"], ["other", "other", "this", "other"]
+    shown = without_overlap(table, "x", "y", "name", "kind", 0.5)
+    assert shown["name"].tolist() == ["a", "mine", "b"]
+    apart = table.assign(y=[0.0, 0.2, 0.9, 1.0])
+    assert len(without_overlap(apart, "x", "y", "name", None, 0.5)) == 4
+    gaps = table.assign(y=[np.nan, 0.5, np.nan, 1.0])
+    assert without_overlap(gaps, "x", "y", "name", "kind", 0.5)["name"].tolist() == ["common", "b"]

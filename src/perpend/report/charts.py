@@ -31,6 +31,7 @@ from perpend.report.encodings import (
     references,
     tip,
     tips_of,
+    without_overlap,
     words,
 )
 from perpend.report.trees import dendrogram, tree
@@ -208,7 +209,10 @@ def scatter(
     log_x: bool = False,
     log_y: bool = False,
 ) -> alt.LayerChart:
-    """Points, named where `name` says so, over a curve (a table with the same two columns) and its band."""
+    """Points, named where `name` says so, over a curve (a table with the same two columns) and its band.
+
+    Names that would run into one another are left to the tooltip; the rarer series keeps its names first.
+    """
     need(table, x, y, name, series, size, *tooltip)
 
     def axis(kind: Any, column: str, title: str | None, log: bool) -> Any:
@@ -236,8 +240,15 @@ def scatter(
     dots = base.mark_point(size=alt.Undefined if size else 58, opacity=0.85)
     layers.append(dots.encode(tooltip=tips, **sizes))
     if name:
-        labels = base.mark_text(align="left", dx=8, dy=-6, fontSize=11)
-        layers.append(labels.encode(text=alt.Text(field(name), type="nominal")))
+        middle = float(table[x].min() + table[x].max()) / 2
+        shown = without_overlap(table, x, y, name, series, middle)
+        words_of = alt.Chart(shown).encode(
+            x=across, y=up, **colour, text=alt.Text(field(name), type="nominal")
+        )
+        path = f"datum[{json.dumps(x)}]"
+        side = alt.ExprRef(f"{path} > {middle!r} ? 'right' : 'left'")
+        away = alt.ExprRef(f"{path} > {middle!r} ? -8 : 8")
+        layers.append(words_of.mark_text(align=side, dx=away, dy=-6, fontSize=11))
     return alt.layer(*layers).properties(width="container", height=340)
 
 

@@ -102,3 +102,29 @@ def references(heights: Mapping[str, float] | None, vertical: bool = False) -> l
         far = {"y": alt.value(1)} if vertical else {"x": alt.value("width")}
         layers.append(label.encode(**at, **far, text=alt.Text("name:N")))
     return layers
+
+
+def without_overlap(
+    table: pd.DataFrame, x: str, y: str, name: str, series: str | None, middle: float
+) -> pd.DataFrame:
+    """The rows whose names fit beside their points, on a plot as small as a phone's.
+
+    Rows of the rarest series come first. A name stands to the right of its point, left of it past `middle`.
+    """
+    width, height, letter, line = 280.0, 260.0, 6.4, 13.0
+    left, low = table[x].min(), table[y].min()
+    across = width / ((table[x].max() - left) or 1.0)
+    up = height / ((table[y].max() - low) or 1.0)
+    order = table.index
+    if series is not None:
+        order = table[series].map(table[series].value_counts()).sort_values(kind="stable").index
+    kept: list[Any] = []
+    taken: list[tuple[float, float, float]] = []
+    for row in order:
+        at, size = (table.at[row, x] - left) * across, letter * len(str(table.at[row, name])) + 8
+        start, top = (at - size if table.at[row, x] > middle else at), (table.at[row, y] - low) * up
+        free = all(start + size < a or start > b or abs(top - c) > line for a, b, c in taken)
+        if free and top == top and at == at:
+            kept.append(row)
+            taken.append((start, start + size, top))
+    return table.loc[[row for row in table.index if row in set(kept)]]
