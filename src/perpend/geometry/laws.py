@@ -57,10 +57,14 @@ class Law:
     excess: Callable[[Delta, Draw], Tensor]
 
 
+def _floored(scale: Tensor) -> Tensor:
+    """`scale` as a denominator: a value a million times below the others is rounding, not a law broken."""
+    return scale.clamp_min(1e-6 * float(scale.nan_to_num(nan=0.0).max()) + 1e-300)
+
+
 def _relative(x: Tensor, y: Tensor) -> Tensor:
     scale = x.abs() + y.abs()
-    # A value a million times below the others is rounding, not a law broken.
-    return (x - y).abs() / scale.clamp_min(1e-6 * float(scale.max()) + 1e-300)
+    return (x - y).abs() / _floored(scale)
 
 
 def _closed(x: Tensor) -> Tensor:
@@ -82,9 +86,7 @@ def _triangle(delta: Delta, draw: Draw) -> Tensor:
     worst = torch.zeros_like(straight)
     for middle in (draw.q, (draw.p + draw.r) / 2, _closed((draw.p * draw.r).sqrt())):
         detour = delta(draw.p, middle) + delta(middle, draw.r)
-        worst = torch.maximum(
-            worst, (straight - detour) / straight.clamp_min(1e-6 * float(straight.max()) + 1e-300)
-        )
+        worst = torch.maximum(worst, (straight - detour) / _floored(straight))
     return worst
 
 
@@ -134,7 +136,7 @@ def _dominance(delta: Delta, draw: Draw) -> Tensor:
             if draw.needs_sink and kept[0] != 0:
                 continue
             part = delta(_closed(draw.p[:, kept]), _closed(draw.q[:, kept]))
-            worst = torch.maximum(worst, (part - whole) / part.clamp_min(1e-6 * float(part.max()) + 1e-300))
+            worst = torch.maximum(worst, (part - whole) / _floored(part))
     return worst
 
 
@@ -148,9 +150,7 @@ def _temperature(delta: Delta, draw: Draw) -> Tensor:
 
     def margin(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
         near, far = delta(p, q), delta(p, r)
-        scale = near + far
-        # Two values a million times below the others differ by rounding alone.
-        return (near - far) / scale.clamp_min(1e-6 * float(scale.nan_to_num().max()) + 1e-300)
+        return (near - far) / _floored(near + far)
 
     before = margin(draw.p, draw.q, draw.r)
     after = margin(*(_powered(x, draw.alpha) for x in (draw.p, draw.q, draw.r)))
