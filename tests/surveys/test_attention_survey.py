@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -247,6 +249,8 @@ def test_a_window_that_never_sees_the_sink_leaves_the_layer_undefined_in_words()
     survey = survey_attention(tiny.tiny("gemma3"), tiny.tokens(3, 40), window=20)
     assert set(survey.undefined) == {0, 2}
     assert "sliding window of 16 keys" in survey.undefined[0]
+    assert survey.results["per_layer"][0]["row_mass"] is None
+    assert survey.results["undefined"]["0"] == survey.undefined[0]
     table = survey.per_layer()
     assert table["row_mass"].isna().tolist() == [True, False, True, False]
     assert np.isnan(survey.signatures[0]).all()
@@ -374,6 +378,11 @@ def test_tables_add_up() -> None:
     np.testing.assert_allclose(layers["total"], layers["binary"] + layers["weighted_content"], atol=1e-12)
     np.testing.assert_allclose(layers["row_mass"], heads.groupby("layer")["sink_mass"].mean(), atol=1e-12)
     np.testing.assert_allclose(layers["uniform_mass"], 1 / W)
+    assert survey.results["per_layer"][1]["row_mass"] == layers["row_mass"][1]
+    json.dumps(survey.results, allow_nan=False)
+    assert set(survey.tables) == {"layers", "heads"}
+    assert survey.arrays["signatures"].dtype == np.float64
+    assert "<table" in survey._repr_html_()
     sample = survey.sample
     assert sample.shape == (3, 4, 4, 4, 5)
     assert np.isfinite(sample[:, 1]).all()

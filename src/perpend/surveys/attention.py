@@ -29,8 +29,9 @@ from perpend.models.attention import (
 )
 from perpend.progress import Progress, silent
 from perpend.surveys import probabilities
-from perpend.surveys.attention_result import AttentionSurvey, finish
+from perpend.surveys.attention_result import AttentionSurvey
 from perpend.surveys.batches import Sequences, runner, sequences
+from perpend.surveys.blocks import finish
 from perpend.surveys.capture import Capture
 from perpend.surveys.supports import Support, plan_support
 

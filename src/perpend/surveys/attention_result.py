@@ -13,61 +13,14 @@ from torch import Tensor
 
 from perpend.errors import InputError
 from perpend.models.attention import AttentionSite
-from perpend.surveys.capture import PREFIX, SINK_SHARE, Capture
-from perpend.surveys.rows import SAMPLED, STATISTICS
+from perpend.surveys.capture import PREFIX, SINK_SHARE
+from perpend.surveys.rows import STATISTICS
 from perpend.surveys.supports import Support
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MEANS = tuple(name for name in STATISTICS if not name.endswith("_square"))
-
-
-def finish(capture: Capture, sites: tuple[AttentionSite, ...], count: int) -> dict[str, Tensor]:
-    """One block's sums over layers, as CPU tensors; NaN fills layers with fewer heads."""
-    heads = max(site.heads for site in sites)
-    parts = capture.support.columns.parts
-    length = max(
-        (len(x.importance[0]) for x in capture.layers.values() if x.importance is not None), default=0
-    )
-
-    def table(pick: Any, *shape: int) -> Tensor:
-        filled = torch.full((len(sites), heads, *shape), float("nan"), dtype=torch.float64)
-        for i, site in enumerate(sites):
-            layer = capture.layers.get(site.index)
-            value = None if layer is None else pick(layer)
-            if value is not None:
-                filled[i, : len(value)] = value.cpu()
-        return filled
-
-    def number(name: str) -> Tensor:
-        return torch.tensor(
-            [getattr(capture.layers[s.index], name) if s.index in capture.layers else 0 for s in sites]
-        )
-
-    block = {
-        "logits": table(lambda layer: layer.heads.logits, parts),
-        "rows": number("rows"),
-        "left_out": number("left_out"),
-        "padding": number("padding"),
-        "prefixes": number("prefixes"),
-        "called": number("most_calls"),
-        "sequences": torch.tensor(count),
-    }
-    if capture.want_rows:
-        block["arithmetic"] = table(lambda layer: layer.heads.arithmetic, parts)
-        block["statistics"] = table(lambda layer: layer.heads.statistics, len(STATISTICS))
-        if length:
-            block["importance"] = table(lambda layer: layer.importance, length)
-            block["over"] = table(lambda layer: layer.over, length)
-    if capture.sample:
-        sample = torch.full((count, len(sites), heads, capture.sample, len(SAMPLED)), float("nan"))
-        for i, site in enumerate(sites):
-            layer = capture.layers.get(site.index)
-            for n, rows in enumerate(layer.sample[:count] if layer else []):
-                sample[n, i, : rows.shape[0]] = rows
-        block["sample"] = sample
-    return block
 
 
 @dataclass(frozen=True)
@@ -258,6 +211,30 @@ class AttentionSurvey:
         if "sample" not in self.blocks[0]:
             raise InputError("this survey kept no single rows; run it with rows=True and sample > 0")
         return torch.cat([block["sample"] for block in self.blocks]).numpy()
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """Per layer, JSON-ready; None where a layer has no value (`undefined` says why)."""
+        rows = self.per_layer().to_dict("records")
+        return {
+            "per_layer": [{k: None if v != v else v for k, v in row.items()} for row in rows],
+            "undefined": {str(layer): why for layer, why in self.undefined.items()},
+            "notes": list(self.notes),
+        }
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """`layers` and `heads`, tidy."""
+        return {"layers": self.per_layer(), "heads": self.per_head()}
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """`signatures` (log-probabilities) and, with rows, `arithmetic`: (layers, heads, parts)."""
+        found = {"signatures": self.signatures}
+        return {**found, "arithmetic": self.arithmetic} if "arithmetic" in self.blocks[0] else found
+
+    def _repr_html_(self) -> str:
+        return self.per_layer().dropna(axis=1, how="all").to_html(index=False, float_format="%.4g")
 
     def per_head(self) -> pd.DataFrame:
         """One row a head: signature and row statistics."""

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from perpend.distributed import Store, map_blocks
 from perpend.errors import InputError
 from perpend.models.attention import AttentionSite
-from perpend.surveys.attention_result import AttentionSurvey, finish
+from perpend.surveys.attention_result import AttentionSurvey
 from perpend.surveys.batches import Sequences, runner
+from perpend.surveys.blocks import finish
 from perpend.surveys.capture import Capture, LayerSums, _as_slice, _spread
 from perpend.surveys.rows import STATISTICS, Sums, add_rows, chunk_rows
 from perpend.surveys.supports import Support, plan_support
