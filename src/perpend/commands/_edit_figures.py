@@ -6,16 +6,22 @@ from typing import Any
 
 import pandas as pd
 
+from perpend.commands._edit_study_figures import figures as studies
 from perpend.report import charts
 from perpend.report.figure import Figure
 
 
 def figures(run: Any) -> list[Figure]:
-    """Changes by edit and control, curves over each scale, the loss over the grid where there is one."""
-    cells = run.tables["cells"]
-    edits = cells[cells["site"] != "unedited"].copy()
+    """Changes by edit and control, curves over each scale, the loss over the grid; then the other studies."""
+    found = _sweep(run.tables["cells"]) if "cells" in run.tables else []
+    return found + studies(run)
+
+
+def _sweep(cells: pd.DataFrame) -> list[Figure]:
+    choices = [name for name in ("layers", "heads") if name not in cells]
+    edits = cells[cells["site"] != "unedited"].assign(**dict.fromkeys(choices))
     edits["name"] = [_name(row) for row in edits.to_dict("records")]
-    edits["kind"] = edits["control"].fillna("edit")
+    edits["kind"] = edits["control"].astype(object).where(edits["control"].notna(), "edit")
     found = [
         Figure(
             "Change of the loss",
@@ -35,13 +41,13 @@ def figures(run: Any) -> list[Figure]:
             "less than its random control is tolerated for its direction, not for its size.",
         )
     ]
-    plain = edits[edits["control"].isna()]
+    plain = edits[edits["control"].isna() & edits["layers"].isna() & edits["heads"].isna()]
     for scale, other, symbol in (("parallel", "perpendicular", "s∥"), ("perpendicular", "parallel", "s⊥")):
         curve = plain[(plain[other] == 1.0)]
-        if curve.groupby("site")[scale].nunique().max() < 2:
+        if not len(curve) or curve.groupby("site")[scale].nunique().max() < 2:
             continue
         points = pd.concat([curve, *(_one(curve, site, scale) for site in curve["site"].unique())])
-        points = points.sort_values(["site", scale]).assign(series=_series(points))
+        points = points.assign(series=_series(points)).sort_values(["series", scale])
         found.append(
             Figure(
                 f"Loss over {symbol}",
@@ -99,4 +105,5 @@ def _series(table: pd.DataFrame) -> list[str]:
 
 def _name(row: dict[str, Any]) -> str:
     reference = f" ({row['reference']})" if isinstance(row["reference"], str) else ""
-    return f"{row['site']}{reference}  s∥ {row['parallel']}  s⊥ {row['perpendicular']}"
+    chosen = "".join(f"  {key} {row[key]}" for key in ("layers", "heads") if pd.notna(row[key]))
+    return f"{row['site']}{reference}  s∥ {row['parallel']}  s⊥ {row['perpendicular']}{chosen}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perpend.evaluation.options import add_tasks
 from perpend.options import Near, model_options, run_options, seed_options, text_options, verb
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Indices(click.ParamType):
     "perpend edit --site residual.attn --site value.full --parallel 0,0.5,2 --perpendicular 0,0.5 --controls",
     "perpend edit path/to/model --edit shared-edit.json --text book.txt",
     "perpend edit --site residual.mlp --basin",
+    "perpend edit --audit --gradient --head-sensitivity --sequences 8 --length 256",
 )
 @model_options
 @text_options(sequences=16, length=512, batch=4)
@@ -87,6 +89,16 @@ class Indices(click.ParamType):
     help="The parallel scales that get controls.  [default: with --controls, all of --parallel]",
 )
 @click.option("--basin", is_flag=True, help="Measure the tolerance basin of each site, for s∥ and s⊥.")
+@click.option(
+    "--audit", is_flag=True, help="The edit as a change of A_tt, and what it does to the output after W_O."
+)
+@click.option(
+    "--gradient", is_flag=True, help="Slopes of every scale in one backward pass, beside finite removals."
+)
+@click.option(
+    "--head-sensitivity", is_flag=True, help="Every head edited alone, beside all of its layer at once."
+)
+@add_tasks
 @seed_options((0,))
 @run_options
 def command(**options: Any) -> None:
@@ -96,31 +108,34 @@ def command(**options: Any) -> None:
     unedited model and agreement of the top token. With --controls, moves of the same size that do not go
     along the reference; with --basin, how far from 1 a scale may go before the loss rises by 0.01 and 0.05
     nats.
+
+    --audit, --gradient and --head-sensitivity are studies of their own, with the first scale of --parallel;
+    the sweep runs beside them where --site, --edit or --basin asks for it. --tasks scores every edit of the
+    sweep and pairs it with the unedited model, item by item.
     """
+    from perpend.commands import _edit_parts as parts
     from perpend.job import Job
-    from perpend.studies.edit_sweep import edit_study
 
     job = Job("edit", options)
-    cells = cells_of(options)
+    chosen = [name for name in ("audit", "gradient", "head_sensitivity") if options[name]]
+    sweeps = not chosen or bool(options["sites"] or options["files"] or options["basin"] or options["tasks"])
+    cells = cells_of(options) if sweeps else []
     tokens = job.tokens(options["seeds"][0])
-    if job.planned(tokens, passes=2 * len(cells) + 1):
+    if job.planned(tokens, passes=parts.passes(job.model, options, chosen, len(cells))):
         return
     with job.run(cells=[cell.name for cell in cells]) as run:
-        study = edit_study(
-            job.model,
-            tokens,
-            cells,
-            batch=options["batch"],
-            basin=options["basin"],
-            store=run.step,
-            progress=job.progress,
-        )
-        for name, table in study.tables.items():
-            run.table(name, table)
-        for name, array in study.arrays.items():
-            run.array(name, array)
-        run.finish(results=study.results, conventions=study.conventions, findings=study.findings)
-    job.answer(run, *_shown(study))
+        studies = parts.studies(job, run, tokens, cells, chosen)
+        for study in studies.values():
+            for name, table in study.tables.items():
+                run.table(name, table)
+            for name, array in study.arrays.items():
+                run.array(name, array)
+        results = {} if "sweep" not in studies else dict(studies["sweep"].results)
+        results |= {name: study.results for name, study in studies.items() if name != "sweep"}
+        conventions = {name: study.conventions for name, study in studies.items()}
+        findings = [line for study in studies.values() for line in study.findings]
+        run.finish(results=results, conventions=conventions, findings=findings)
+    job.answer(run, *parts.shown(studies))
 
 
 def cells_of(options: dict[str, Any]) -> list[Cell]:
@@ -155,19 +170,6 @@ def cells_of(options: dict[str, Any]) -> list[Cell]:
             cell = Cell(edit, kind, options["seeds"][0])
             cells.setdefault(cell.name, cell)
     return list(cells.values())
-
-
-def _shown(study: Any) -> list[Any]:
-    table = study.tables["cells"]
-    kept = ["site", "reference", "parallel", "perpendicular", "control"]
-    numbers = ["loss", "perplexity", "change", "change_low", "change_high", "kl", "top1_agreement"]
-    shown = table[[*kept, *numbers]].copy()
-    shown[numbers] = shown[numbers].astype(float).round(4)
-    shown[kept] = shown[kept].astype(object).where(shown[kept].notna(), "")
-    parts: list[Any] = [("Edits: loss in nats per token, change paired with the unedited model", shown)]
-    if "basins" in study.tables:
-        parts.append(("Tolerance basins: how far from 1 a scale may go", study.tables["basins"].round(3)))
-    return parts
 
 
 def figures(run: Any) -> list[Figure]:

@@ -51,7 +51,13 @@ class Cell:
         e = self.edit
         reference = f" {e.reference}" if e.site.startswith("value.") else ""
         name = f"{e.site}{reference} s∥={_short(e.parallel)} s⊥={_short(e.perpendicular)}"
+        name += "".join(f" {what} {_listed(chosen)}" for what, chosen in self.chosen.items() if chosen)
         return f"{name} {self.control} control" if self.control else name
+
+    @property
+    def chosen(self) -> dict[str, tuple[int, ...] | None]:
+        """The layers and heads that the edit is restricted to, None for all."""
+        return {"layers": self.edit.layers, "heads": self.edit.heads}
 
     def applied(self, model: nn.Module) -> AbstractContextManager[Any]:
         """The context in which the model runs for this cell."""
@@ -62,6 +68,10 @@ class Cell:
 
 def _short(scale: Any) -> str:
     return f"{scale:g}" if isinstance(scale, (int, float)) else "by layer"
+
+
+def _listed(indices: Sequence[int] | None) -> str | None:
+    return None if indices is None else ",".join(map(str, indices))
 
 
 @dataclass(frozen=True)
@@ -172,6 +182,7 @@ def summary(
                 "parallel": cell.edit.parallel,
                 "perpendicular": cell.edit.perpendicular,
                 "control": cell.control,
+                **{what: _listed(chosen) for what, chosen in cell.chosen.items()},
                 "loss": loss,
                 "perplexity": _exp(loss),
                 "change": float(change.mean()),
@@ -293,7 +304,8 @@ def edit_study(
 
 
 COLUMNS = [
-    *("site", "reference", "parallel", "perpendicular", "control", "loss", "perplexity"),
+    *("site", "reference", "parallel", "perpendicular", "control", "layers", "heads"),
+    *("loss", "perplexity"),
     *("change", "change_low", "change_high", "kl", "top1_agreement"),
 ]
 
@@ -301,18 +313,21 @@ COLUMNS = [
 def _curves(
     records: Sequence[Mapping[str, Any]],
 ) -> Iterator[tuple[str, str | None, str, dict[float, float]]]:
-    """(site, reference, scale, {value: change}) of each curve along which one scale varies, the other 1."""
-    kinds = {(r["site"], r["reference"]) for r in records[1:] if r["control"] is None}
-    for site, reference in sorted(kinds, key=str):
+    """(site, reference, scale, {value: change}) of each curve along which one scale varies, the other 1.
+
+    Edits of all layers and heads only: a curve compares like with like.
+    """
+    plain = [r for r in records[1:] if r["control"] is None and r["layers"] is None and r["heads"] is None]
+    for site, reference in sorted({(r["site"], r["reference"]) for r in plain}, key=str):
         for scale, other in (("parallel", "perpendicular"), ("perpendicular", "parallel")):
             curve = {
                 float(r[scale]): r["change"]
-                for r in records[1:]
-                if (r["site"], r["reference"], r["control"]) == (site, reference, None)
+                for r in plain
+                if (r["site"], r["reference"]) == (site, reference)
                 and r[other] == 1.0
                 and isinstance(r[scale], float)
             }
-            if curve:
+            if len(curve) > 1:
                 yield site, reference, scale, {**curve, 1.0: 0.0}
 
 

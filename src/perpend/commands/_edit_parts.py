@@ -1,0 +1,155 @@
+"""The studies of one run of `perpend edit`: which run, what they cost, and what is shown of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from perpend.job import Job
+    from perpend.studies.edit_sweep import Cell, EditStudy
+
+
+def gradient_sites(model: Any, options: dict[str, Any]) -> list[str]:
+    """The sites asked for, else all that the model has."""
+    from perpend.models.edit import SITES, VALUE_SITES
+    from perpend.models.stream import parts_of
+
+    own = [s for s in SITES if s in VALUE_SITES or s.split(".")[1] in parts_of(model)]
+    return [site for site in options["sites"] or own if site in own]
+
+
+def head_site(options: dict[str, Any]) -> str:
+    """The first value site asked for, else exclude-self."""
+    asked = [site for site in options["sites"] if site.startswith("value.")]
+    return asked[0] if asked else "value.exclude_self"
+
+
+def passes(model: Any, options: dict[str, Any], chosen: Sequence[str], cells: int) -> float:
+    """Forward passes of all tokens, roughly: what a run costs before it starts."""
+    from perpend.models.attention import attention_sites
+
+    sites = attention_sites(model)
+    half = (len(sites) + 1) / (2 * len(sites))
+    total = 2.0 * cells + 1 if cells else 0.0
+    if "audit" in chosen:
+        total += 2
+    if "gradient" in chosen:
+        total += 3 + len(gradient_sites(model, options)) * (5 + half * len(sites))
+    if "head_sensitivity" in chosen:
+        total += half * sum(1 + site.heads for site in sites)
+    return total
+
+
+def studies(
+    job: Job, run: Any, tokens: Tensor, cells: Sequence[Cell], chosen: Sequence[str]
+) -> dict[str, EditStudy]:
+    """Every study asked for, by name, in the order in which it is told."""
+    options, found = job.options, {}
+    shared = {"batch": options["batch"], "store": run.step, "progress": job.progress}
+    parallel = options["parallel"][0] if options["parallel"] else 0.0
+    reference = (options["references"] or ("head",))[0]
+    if cells:
+        from perpend.studies.edit_sweep import edit_study
+
+        found["sweep"] = edit_study(job.model, tokens, cells, basin=options["basin"], **shared)
+    if "audit" in chosen:
+        from perpend.studies.diagonal import diagonal_study
+
+        found["diagonal"] = diagonal_study(job.model, tokens, parallel=parallel, **shared)
+    if "gradient" in chosen:
+        from perpend.studies.edit_gradient import gradient_study
+
+        sites = gradient_sites(job.model, options)
+        scales = {"reference": reference, "parallel": parallel}
+        found["gradient"] = gradient_study(job.model, tokens, sites=sites, **scales, **shared)
+    if "head_sensitivity" in chosen:
+        from perpend.studies.head_sensitivity import head_sensitivity
+
+        found["heads"] = head_sensitivity(
+            job.model, tokens, site=head_site(options), reference=reference, parallel=parallel, **shared
+        )
+    if options["tasks"]:
+        found["tasks"] = _tasks(job, run, cells)
+    return found
+
+
+def _tasks(job: Job, run: Any, cells: Sequence[Cell]) -> EditStudy:
+    """Scores of the unedited model and of every edit, and each edit against the unedited one."""
+    from contextlib import nullcontext
+    from dataclasses import asdict
+
+    import pandas as pd
+
+    from perpend.evaluation.options import task_options
+    from perpend.evaluation.paired import compare
+    from perpend.evaluation.result import Evaluation, TaskScores
+    from perpend.evaluation.suite import evaluate
+    from perpend.studies.edit_sweep import EditStudy
+
+    asked = task_options(job.options)
+
+    def scores(name: str, context: Any) -> Evaluation:
+        def compute() -> list[dict[str, Any]]:
+            with context:
+                evaluation = evaluate(job.model, job.tokenizer, progress=job.progress, **asked)
+            return [asdict(task) for task in evaluation.tasks]
+
+        kept = {key: asked[key] for key in ("limit", "bos", "batch", "seed")}
+        return Evaluation(tuple(TaskScores(**task) for task in run.step(f"tasks-{name}", compute)), kept)
+
+    plain = scores("unedited", nullcontext())
+    tables, findings, results = [plain.table.assign(condition="unedited")], [], {"unedited": plain.results}
+    compared = []
+    for index, cell in enumerate(cell for cell in cells if cell.control is None):
+        own = scores(str(index), cell.applied(job.model))
+        comparison = compare(plain, own)
+        tables.append(own.table.assign(condition=cell.name))
+        compared.append(comparison.table.assign(condition=cell.name))
+        results[cell.name] = own.results
+        findings += [f"{cell.name}: {line}." for line in comparison.findings]
+    found = {"task_scores": pd.concat(tables, ignore_index=True)}
+    if compared:
+        found["task_comparison"] = pd.concat(compared, ignore_index=True)
+    conventions = {"scores": "fractions with Wilson 95 % intervals", "comparison": "paired item by item"}
+    return EditStudy(results, found, {}, findings, conventions)
+
+
+def shown(found: dict[str, EditStudy]) -> list[Any]:
+    """The tables of the answer on the terminal."""
+    parts: list[Any] = []
+    for name, study in found.items():
+        tables = study.tables
+        if name == "sweep":
+            parts.append(("Edits: loss in nats per token, change paired with the unedited", _cells(tables)))
+            if "basins" in tables:
+                parts.append(("Tolerance basins: how far from 1 a scale may go", tables["basins"].round(3)))
+        elif name == "diagonal":
+            columns = ["form", "mean", "q05", "median", "q95", "min", "max", "after_below_0", "after_above_1"]
+            whole = tables["diagonal"][tables["diagonal"]["layer"].isna()]
+            parts.append(("Change of A_tt that realises the edit, all layers", whole[columns].round(4)))
+            if "audit" in tables:
+                whole = tables["audit"][tables["audit"]["layer"].isna()].drop(columns="layer")
+                parts.append(("Output after W_O, all layers (fractions)", whole.round(4)))
+        elif name == "gradient":
+            parts.append(("Slope of the loss at s = 1, nats per unit", tables["slope_check"].round(4)))
+        elif name == "heads":
+            parts.append(("Heads alone and together, by layer (nats)", tables["layers"].round(4)))
+        elif name == "tasks":
+            columns = ["condition", "task", "metric", "value", "low", "high", "n"]
+            scores = tables["task_scores"]
+            parts.append(("Scores (fractions)", scores[scores["headline"]][columns].round(4)))
+    return parts
+
+
+def _cells(tables: dict[str, Any]) -> Any:
+    table = tables["cells"]
+    kept = ["site", "reference", "parallel", "perpendicular", "control"]
+    kept += [name for name in ("layers", "heads") if table[name].notna().any()]
+    numbers = ["loss", "perplexity", "change", "change_low", "change_high", "kl", "top1_agreement"]
+    copy = table[[*kept, *numbers]].copy()
+    copy[numbers] = copy[numbers].astype(float).round(4)
+    copy[kept] = copy[kept].astype(object).where(copy[kept].notna(), "")
+    return copy
