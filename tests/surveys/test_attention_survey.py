@@ -13,6 +13,7 @@ import tiny
 from attention_oracle import falcon, gpt_neo, padded, plain_gpt, record, t5, weights
 from perpend.errors import InputError, PerpendError
 from perpend.geometry import content_dispersion, entropy, sink_balance, split_entropy
+from perpend.surveys import capture
 from perpend.surveys.attention import survey_attention
 
 W = 8
@@ -116,6 +117,15 @@ def test_sequences_shorter_than_the_support_are_left_out() -> None:
 def test_half_precision_scores_are_formed_in_fp32(dtype: torch.dtype) -> None:
     model, tokens = tiny.build("llama").to(dtype), tiny.tokens(3, 30)
     agree(survey_attention(model, tokens, window=W), rows_by_hand(model, tokens, W, W))
+
+
+def test_devices_without_double_precision_add_up_on_the_cpu(monkeypatch) -> None:
+    model, tokens = tiny.tiny("mistral"), tiny.tokens(3, 30)
+    here = survey_attention(model, tokens, window=W, retained=True)
+    monkeypatch.setattr(capture, "NO_DOUBLE", {"cpu"})
+    moved = survey_attention(model, tokens, window=W, retained=True)
+    assert np.array_equal(here.signatures, moved.signatures)
+    assert np.array_equal(here.statistics["retained"], moved.statistics["retained"])
 
 
 def test_double_precision_is_kept() -> None:
@@ -425,17 +435,15 @@ def test_wrong_tokens() -> None:
 
 def test_memory_stays_flat_in_the_length() -> None:
     """No buffer of the survey grows with T squared: chunks of queries against the kept keys."""
-    from perpend.surveys import capture as module
-
     model = tiny.tiny("llama")
     held = []
-    original = module.Work.take
+    original = capture.Work.take
 
     def take(self, name, shape, like):
         held.append(int(np.prod(shape)))
         return original(self, name, shape, like)
 
-    module.Work.take = take
+    capture.Work.take = take
     try:
         sizes = {}
         for length in (400, 1600):
@@ -443,7 +451,7 @@ def test_memory_stays_flat_in_the_length() -> None:
             survey_attention(model, tiny.tokens(1, length), window=W)
             sizes[length] = max(held)
     finally:
-        module.Work.take = original
+        capture.Work.take = original
     assert sizes[1600] <= max(sizes[400] * 4, module_limit())
 
 

@@ -7,6 +7,7 @@ that sees every key of the support; the others are counted, never filled in.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ from perpend.surveys.supports import Support
 
 PREFIX = 64  # Sink^ε of the attention-sink literature reads the causal triangle of this many first tokens
 SINK_SHARE = 0.3
+NO_DOUBLE = {"mps"}  # devices without float64: what they computed is added up on the CPU
 
 
 @dataclass
@@ -73,6 +75,9 @@ class Capture:
     def hook(self, call: AttentionCall, output: Tensor) -> None:
         """Add one call's rows."""
         with torch.no_grad():
+            if call.query.device.type in NO_DOUBLE:
+                call = _on_cpu(call, self.retained)
+                self._chosen.clear()  # its mask is a copy, of no use to the next layer
             chosen, left_out, padding, biased = self._rows(call)
             for b in range(call.query.shape[0]):
                 if chosen[b] is not None:
@@ -268,6 +273,14 @@ class Capture:
                 "the model overflows in its dtype (load it with dtype=float32 or bfloat16) or its weights "
                 "are damaged"
             )
+
+
+def _on_cpu(call: AttentionCall, with_lse: bool) -> AttentionCall:
+    """The same call with its tensors on the CPU."""
+    tensors = ("query", "key", "value", "mask", "sinks", "bias", "padding")
+    moved = {name: value.cpu() for name in tensors if (value := getattr(call, name)) is not None}
+    other = dataclasses.replace(call, **moved)
+    return other.with_lse(call.lse.cpu()) if with_lse else other
 
 
 def _as_slice(numbers: Tensor) -> Any:
