@@ -8,9 +8,9 @@ import inspect
 import pytest
 import torch
 import transformers
-from attention_oracle import falcon, padded, record, t5, weights
 
 import tiny
+from attention_oracle import falcon, padded, record, t5, weights
 from perpend.errors import InputError
 from perpend.models.attention import (
     attach,
@@ -125,6 +125,48 @@ def test_decoding_and_chunked_prefill_agree_with_one_pass(name: str, static: boo
 def _whole() -> tuple[torch.Tensor, torch.Tensor]:
     ids = tiny.tokens(2, 30)
     return ids, torch.ones_like(ids)
+
+
+def like_flash(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **kwargs):
+    """What flash attention computes, on a CPU: causal from the lower right, padding [B, S], its own window."""
+    if attention_mask is not None and attention_mask.shape[-1] < key.shape[2]:
+        key, value = key[:, :, : attention_mask.shape[-1]], value[:, :, : attention_mask.shape[-1]]
+    length, seen = query.shape[2], key.shape[2]
+    distance = torch.arange(length)[:, None] + (seen - length) - torch.arange(seen)[None, :]
+    mask = (distance >= 0) & (distance < (sliding_window or seen + 1))
+    mask = mask.expand(query.shape[0], 1, length, seen)
+    if attention_mask is not None:
+        mask = mask & attention_mask[:, None, None, -seen:].bool()
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("side", ["whole", "left", "right"])
+def test_masks_of_flash_attention_are_read_as_its_kernel_does(name: str, side: str, monkeypatch) -> None:
+    """The kernel itself needs a GPU; its conventions do not."""
+    interface = transformers.AttentionInterface
+    monkeypatch.setitem(interface._global_mapping, "flash_attention_2", like_flash)
+    ids, mask, positions = padded(tiny.tokens(2, 30), 5, side) if side != "whole" else (*_whole(), None)
+    reference = record(tiny.tiny(name), ids, attention_mask=mask, position_ids=positions)
+    model = tiny.build(name)
+    model.config._attn_implementation_internal = "flash_attention_2"
+    seen = record(model, ids, attention_mask=mask, position_ids=positions)
+    real = mask.bool()
+    assert torch.allclose(seen.result.logits[real], reference.result.logits[real], atol=1e-4)
+    for call, other in zip(seen.calls, reference.calls):
+        assert call.implementation == "flash_attention_2"
+        assert call.mask is None
+        assert torch.equal(valid_rows(call), real)
+        chosen = real[:, None].expand(-1, 4, -1)
+        assert torch.allclose(self_weight(call)[chosen], self_weight(other)[chosen], atol=1e-5)
+        assert torch.equal(own_key_index(call), own_key_index(other))
+    if side != "right":
+        for static in (False, True):
+            for cut, one in zip(steps(model, ids, mask, [10, 20, 21], static), reference.calls):
+                assert torch.allclose(cut[chosen], self_weight(one)[chosen], atol=3e-6)
 
 
 def test_one_kernel_call_gives_output_and_lse(monkeypatch) -> None:

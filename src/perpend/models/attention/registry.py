@@ -52,6 +52,9 @@ def _call(
     own: str, tap: Tap, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict
 ):
     scale = kwargs.get("scaling")
+    if "flash" in own and mask is not None and mask.shape[-1] < key.shape[2]:
+        # a static cache: the kernel reads as many of its slots as the mask has
+        key, value = key[:, :, : mask.shape[-1]], value[:, :, : mask.shape[-1]]
     # sdpa ignores learned sinks and caps; a family that has them runs eager, flash or flex
     plain = own == "sdpa"
     sinks = None if plain else kwargs.get("s_aux", getattr(module, "sinks", None))
