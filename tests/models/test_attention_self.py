@@ -128,7 +128,7 @@ def _whole() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def like_flash(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **kwargs):
-    """What flash attention computes, on a CPU: causal from the lower right, padding [B, S], its own window."""
+    """What flash attention computes, on a CPU: causal from the lower right, [B, S] padding, its window."""
     if attention_mask is not None and attention_mask.shape[-1] < key.shape[2]:
         key, value = key[:, :, : attention_mask.shape[-1]], value[:, :, : attention_mask.shape[-1]]
     length, seen = query.shape[2], key.shape[2]
