@@ -197,16 +197,16 @@ def test_nearly_parallel_updates_keep_their_small_part():
 @pytest.mark.parametrize("width", [3, 32, 577])
 def test_the_null_is_that_of_a_random_direction(width):
     generator = torch.Generator().manual_seed(1)
-    draws = torch.randn(60_000, width, generator=generator, dtype=torch.float64)
+    draws = torch.randn(20_000, width, generator=generator, dtype=torch.float64)
     cosine = draws[:, 0].abs() / draws.norm(dim=-1)
     null = random_direction(width)
     assert null["energy"] == 1 / width
     assert null["ratio"] == 1 / math.sqrt(width - 1)
-    assert float(cosine.square().mean()) == pytest.approx(null["energy"], rel=0.02)
+    assert float(cosine.square().mean()) == pytest.approx(null["energy"], rel=0.04)
     assert float(cosine.mean()) == pytest.approx(null["share"], rel=0.02)
     if width > 3:  # in three dimensions the ratio's variance is infinite
         ratio = cosine / (1 - cosine.square()).sqrt()
-        assert float(ratio.mean()) == pytest.approx(null["ratio_mean"], rel=0.02)
+        assert float(ratio.mean()) == pytest.approx(null["ratio_mean"], rel=0.04)
 
 
 def test_the_median_gap_is_the_median_tokens():
