@@ -1,0 +1,163 @@
+"""`perpend attention` and `perpend prune` from the words typed to what the run folder holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import perpend
+import tiny
+from perpend import texts
+from perpend.cli import run
+from perpend.geometry import split_entropy
+from perpend.runs import Run
+from perpend.studies import reversal
+from perpend.studies.attention import attention_study
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A tiny model with a byte tokenizer, as a folder, and a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", *letters])}
+    own = Tokenizer(models.BPE(vocab=words, merges=[]))
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=own, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=256
+    )
+    torch.manual_seed(0)
+    config = LlamaConfig(**{**tiny._SMALL, "vocab_size": len(words)}, initializer_range=0.4)
+    folder = tmp_path_factory.mktemp("saved")
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    words_of_text = np.random.default_rng(0).permutation(
+        ["sink", "content", "row", "head", "layer", "mass", "share", "key"] * 90
+    )
+    (folder / "text.txt").write_text(" ".join(words_of_text))
+    return folder
+
+
+def words(saved: Path, *more: str) -> list[str]:
+    return [
+        "attention", str(saved / "model"), "--text", str(saved / "text.txt"), "--length", "40",
+        "--window", "16", "--sequences", "48", "--batch", "4", "--triples", "3000", "--bootstrap", "20", "--quiet", *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def surveyed(saved: Path, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "survey"
+    assert run(words(saved, "--seed", "0", "--out", str(out))) == 0
+    return Run.open(out)
+
+
+def eager_rows(saved: Path) -> torch.Tensor:
+    """All rows of seed 0 on the support, float64, [layers, n, heads, rows, 16], from eager attention."""
+    model, tokenizer = perpend.load(str(saved / "model"))
+    tokens = texts.sequences(texts.read_text(str(saved / "text.txt")), tokenizer, length=40).take(48, 0)
+    model = model.double()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        rows = torch.stack(model(tokens, output_attentions=True).attentions).double()[..., 16:, :16]
+    return rows / rows.sum(-1, keepdim=True)
+
+
+def test_run_json_has_the_promised_shape(surveyed) -> None:
+    results = surveyed.document["results"]
+    json.dumps(surveyed.document, allow_nan=False)
+    assert set(results["sink"]["per_layer"][0]) == {"row", "signature"}
+    expected = {"total", "binary", "content", "weighted_content", "sink_mass", "dispersion"}
+    assert set(results["entropy"]["per_layer"][0]) == expected
+    assert len(results["entropy"]["per_layer"]) == 3
+    assert set(results["reversal"]) == set(reversal.METRICS)
+    for rate in results["reversal"].values():
+        assert {"mean", "sd", "ties", "exact", "low", "high"} <= set(rate)
+        assert 0 <= rate["exact"] <= 1
+    assert results["reversal"]["content"]["exact"] == 0
+    assert results["regime"] in ("content", "js", "abstain")
+    assert {"disagreement", "disagreement_dispersion"} <= set(results["collapse"])
+    assert surveyed.arrays["signatures"].shape == (3, 4, 16)
+    assert surveyed.arrays["signatures"].dtype == np.float64
+    assert len(surveyed.document["findings"]) == 4
+
+
+def test_signatures_and_split_are_those_of_the_eager_rows(surveyed, saved: Path) -> None:
+    rows = eager_rows(saved)
+    flat = rows.permute(0, 2, 1, 3, 4).flatten(2, 3)  # layers, heads, rows, keys
+    signature = flat.log().mean(2).softmax(-1)
+    np.testing.assert_allclose(np.exp(surveyed.arrays["signatures"]), signature, atol=2e-6)
+    np.testing.assert_allclose(surveyed.arrays["arithmetic"], flat.mean(2), atol=2e-6)
+    split = split_entropy(flat, sink=0)
+    layers = pd.DataFrame(surveyed.results["entropy"]["per_layer"])
+    for name, values in (("total", split.total), ("content", split.content), ("binary", split.binary)):
+        np.testing.assert_allclose(layers[name], values.mean((1, 2)), atol=1e-5)
+    weighted = (1 - split.sink_mass) * split.content
+    np.testing.assert_allclose(layers["weighted_content"], weighted.mean((1, 2)), atol=1e-5)
+    np.testing.assert_allclose(layers["total"], layers["binary"] + layers["weighted_content"], atol=1e-12)
+
+
+def test_reversals_are_those_of_the_stored_signatures(surveyed) -> None:
+    pairs = reversal.matrices(surveyed.arrays["signatures"].reshape(12, 16), 0)
+    for metric, (keep, drop) in pairs.items():
+        exact = reversal.exact_rates(keep, drop)[0].mean()
+        assert surveyed.results["reversal"][metric]["exact"] == pytest.approx(exact, abs=1e-12)
+
+
+def test_the_report_opens_with_every_figure(surveyed) -> None:
+    page = (surveyed.folder / "report.html").read_text()
+    for title in ("Sink mass by head", "Entropy split", "Verdicts that reverse", "Calibration"):
+        assert title in page
+    assert len(page) < 3_000_000
+
+
+def test_a_sink_block_and_another_sink_change_the_question_not_the_code(saved: Path, tmp_path: Path) -> None:
+    out = tmp_path / "block"
+    assert run(words(saved, "--sink", "first:4", "--seed", "0", "--bootstrap", "0", "--out", str(out))) == 0
+    found = Run.open(out).document
+    assert found["results"]["sink"]["columns"] == [0, 1, 2, 3]
+    assert found["results"]["sink"]["uniform_mass"] == 0.25
+    assert found["results"]["reversal"]["content"]["exact"] == 0
+
+
+def test_three_seeds_on_the_whole_text_read_it_once(saved: Path, monkeypatch) -> None:
+    from perpend.commands import attention
+
+    class Held:
+        class sequences:
+            tokens = range(10)
+
+    assert attention._distinct(Held, {0: range(10), 1: range(10), 2: range(10)}) == [0]
+    assert attention._distinct(Held, {0: range(9), 1: range(9)}) == [0, 1]
+
+
+def test_a_study_of_no_survey_is_refused() -> None:
+    with pytest.raises(perpend.InputError, match="at least one survey"):
+        attention_study({})
+
+
+def test_prune_predicts_first_and_evaluates_every_set(saved: Path, tmp_path: Path) -> None:
+    out, smaller = tmp_path / "prune", tmp_path / "smaller"
+    arguments = [
+        "prune", str(saved / "model"), "--text", str(saved / "text.txt"), "--length", "40", "--window", "16",
+        "--sequences", "24", "--tokens", "400", "--context", "40", "--seed", "0,1", "--sparsity", "0.25",
+        "--quiet", "--save", str(smaller), "--out", str(out),
+    ]  # fmt: skip
+    assert run(arguments) == 0
+    found = Run.open(out).document["results"]
+    assert {cell["criterion"] for cell in found["cells"]} >= {"js", "content_l1", "random_b"}
+    assert all(cell["heads"] + cell["shortfall"] == 3 for cell in found["cells"])
+    assert found["prediction"]["regime"] == found["score"]["predicted"]
+    assert len(found["sets"]) == 2 * 9
+    assert found["cost"] < 1
+    assert found["saved"]["perplexity_after_loading"] == pytest.approx(found["saved"]["perplexity"], rel=1e-4)
+    assert found["weighted"]["curve"][0]["weight"] == "0"
+    assert found["weighted"]["against"]["js"]["verdict"] in ("better", "worse", "undecided")
