@@ -49,7 +49,8 @@ def saved(tmp_path_factory) -> Path:
 def words(saved: Path, *more: str) -> list[str]:
     return [
         "attention", str(saved / "model"), "--text", str(saved / "text.txt"), "--length", "40",
-        "--window", "16", "--sequences", "48", "--batch", "4", "--triples", "3000", "--bootstrap", "20", "--quiet", *more,
+        "--window", "16", "--sequences", "48", "--batch", "4", "--triples", "3000", "--bootstrap", "20",
+        "--quiet", *more,
     ]  # fmt: skip
 
 
