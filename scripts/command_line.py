@@ -7,6 +7,7 @@ python scripts/command_line.py --check
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -64,7 +65,10 @@ any number of processes can resume it.
 def page() -> str:
     """The whole page."""
     names = cli.verbs.list_commands(None)
-    rows = [f"| [`{name}`](#perpend-{name}) | {_command(name).get_short_help_str(200)} |" for name in names]
+    rows = [
+        f"| [`{name}`](#perpend-{name}) | {_escaped(_command(name).get_short_help_str(200))} |"
+        for name in names
+    ]
     listed = "## Verbs\n\n| verb | |\n|---|---|\n" + "\n".join(rows) + "\n"
     return "\n".join([INTRODUCTION, listed, *(_section(name) for name in names)])
 
@@ -77,7 +81,7 @@ def _section(name: str) -> str:
     parts = [f"## perpend {name}", f"```\n{examples}\n```", _prose(command.help or ""), f"Usage: `{usage}`"]
     rows = [row for param in command.get_params(context) if (row := _record(param, context))]
     if rows:
-        table = "\n".join(f"| `{_cell(left)}` | {_cell(right)} |" for left, right in rows)
+        table = "\n".join(f"| `{_bars(left)}` | {_bars(_escaped(right))} |" for left, right in rows)
         parts.append(f"| option | |\n|---|---|\n{table}")
     return "\n\n".join(parts) + "\n"
 
@@ -105,11 +109,16 @@ def _prose(help_text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("<", "&lt;").replace("*", "\\*")
+    """Text in which nothing is Markdown but what stands in backticks."""
+    parts = text.split("`")
+    for i in range(0, len(parts), 2):
+        parts[i] = re.sub(r"([*\[\]_\\])", r"\\\1", parts[i]).replace("<", "&lt;")
+    return "`".join(parts)
 
 
-def _cell(text: str) -> str:
-    return _escaped(" ".join(text.split())).replace("|", "\\|")
+def _bars(text: str) -> str:
+    """One line, whose bars do not end a table's cell."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def main(arguments: list[str]) -> int:
