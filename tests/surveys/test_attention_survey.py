@@ -405,6 +405,8 @@ def test_tables_add_up() -> None:
         ({"window": 1}, "no composition"),
         ({"sink": "last"}, "unknown sink rule"),
         ({"sink": [9]}, "outside the support"),
+        ({"sink": "sep"}, "outside the support"),
+        ({"sink": "sep", "attention_mask": torch.ones(3, 30).triu(-20)}, "outside the support"),
         ({"sink": []}, "at least one position"),
         ({"sink": "first:8"}, "leave no content"),
         ({"sink": "virtual"}, "no learned sink"),

@@ -124,7 +124,8 @@ def plan_support(
             "this model has no learned sink logits, so no virtual sink; use --sink first (or auto, which "
             "looks)"
         )
-    ragged = rule == "sep" and lengths is not None and bool((lengths != lengths[0]).any())
+    differ = lengths is not None and bool((lengths != lengths[0]).any())
+    ragged = rule == "sep" and differ and not causal and window is None
     shortest = length if lengths is None or ragged else int(lengths.max())
     positions = sink_positions(sink, shortest)
     virtual = rule == "virtual"
