@@ -56,7 +56,8 @@ def test_the_split_of_the_fall_is_exact() -> None:
     ])  # fmt: skip
     found = study.results["collapse"]
     assert found["total"] < -0.5
-    assert abs(found["residual"]) < 1e-12 and abs(found["residual_split"]) < 1e-12
+    assert abs(found["residual"]) < 1e-12
+    assert abs(found["residual_split"]) < 1e-12
     parts = found["sink_growth"] + found["content_change"] + found["covariance"]
     assert parts == pytest.approx(found["weighted_content"], abs=1e-12)
     assert found["share"] == pytest.approx(1 - found["content"] / found["total"])
@@ -88,7 +89,8 @@ def test_a_sinking_sink_reads_as_not_falling() -> None:
 def test_disagreeing_steps_are_those_of_opposite_signs() -> None:
     # H falls through the sink while the content spreads less: C_A⊥ falls too
     study = checkpoint_study([
-        of_rows("step1", drawn(0.1, 1.0)), of_rows("step2", drawn(0.9, 0.7)), of_rows("step3", drawn(0.95, 2.0))
+        of_rows("step1", drawn(0.1, 1.0)), of_rows("step2", drawn(0.9, 0.7)),
+        of_rows("step3", drawn(0.95, 2.0)),
     ])  # fmt: skip
     assert study.results["disagreement"]["where"] == [["step1", "step2"]]
     assert list(study.tables["checkpoints"]["disagrees_with_next"]) == [True, False, False]
@@ -102,8 +104,10 @@ def test_an_entropy_that_never_falls_has_no_split() -> None:
 
 def test_duplicates_and_disorder_are_flagged_and_kept_out_of_the_curve() -> None:
     said, doubles = inspect([("step2", 2, "a"), ("step1", 1, "b"), ("step9", 9, "a")])
-    assert doubles == [2] and len(said) == 2
-    assert "very weights of step2" in said[0] and "out of order" in said[1]
+    assert doubles == [2]
+    assert len(said) == 2
+    assert "very weights of step2" in said[0]
+    assert "out of order" in said[1]
     assert inspect([("step1", 1, "a"), ("step2", 2, "b"), ("final", None, "c")]) == ([], [])
     study = checkpoint_study([
         of_rows("step1", drawn(0.1, 1.0), weights="w"),
@@ -123,6 +127,5 @@ def test_one_checkpoint_is_no_curve() -> None:
 
 
 def test_steps_in_names() -> None:
-    assert [step_of(n) for n in ("step512", "checkpoint-500", "stage1-step1000-tokens4B", "run/7", "main")] == [
-        512, 500, 1000, 7, None,
-    ]  # fmt: skip
+    names = ("step512", "checkpoint-500", "stage1-step1000-tokens4B", "run/7", "main")
+    assert [step_of(name) for name in names] == [512, 500, 1000, 7, None]

@@ -18,6 +18,7 @@ Source: "Which Question Is Your Attention Metric Answering?", Corollary 1, Secti
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ def inspect(checkpoints: Sequence[tuple[str, int | None, str | None]]) -> tuple[
             said.append(f"{name} has the very weights of {seen[weights]}: it is no checkpoint of its own")
         else:
             seen[weights] = name
-    for (before, first, _), (after, second, _) in zip(checkpoints, checkpoints[1:]):
+    for (before, first, _), (after, second, _) in itertools.pairwise(checkpoints):
         if first is not None and second is not None and second <= first:
             said.append(f"{after} (step {second}) comes after {before} (step {first}): out of order")
     return said, doubles
@@ -198,7 +199,7 @@ def checkpoint_study(measured: Sequence[Checkpoint]) -> CheckpointStudy:
     collapse: dict[str, Any] = {"from": names[0], "to": names[low]}
     if low == 0:
         undefined["collapse"] = f"the entropy is lowest at the first checkpoint, {names[0]}: it never fell"
-        collapse |= {name: None for name in (*TERMS, "content", "residual", "share", "dispersion_change")}
+        collapse |= dict.fromkeys((*TERMS, "content", "residual", "share", "dispersion_change"))
     else:
         parts = split(means[0], means[low])
         collapse |= {name: float(value) for name, value in parts.items()}

@@ -1,0 +1,158 @@
+"""`perpend checkpoints` from folders on the disk to the run folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import perpend
+import tiny
+from perpend import texts
+from perpend.cli import run
+from perpend.commands import checkpoints
+from perpend.geometry import split_entropy
+from perpend.models.catalog import PYTHIA_REVISIONS
+from perpend.runs import Run
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory) -> Path:
+    """Three checkpoints of a tiny model in a folder, sharper from one to the next; a copy; a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", *letters])}
+    own = Tokenizer(models.BPE(vocab=words, merges=[]))
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=own, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=256
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**{**tiny._SMALL, "vocab_size": len(words)}, initializer_range=0.3))
+    folder = tmp_path_factory.mktemp("training")
+    for step in (20, 100, 400):
+        model.save_pretrained(folder / "all" / f"checkpoint-{step}")
+        tokenizer.save_pretrained(folder / "all" / f"checkpoint-{step}")
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.q_proj.weight *= 1.6
+    shutil.copytree(folder / "all" / "checkpoint-20", folder / "checkpoint-800")
+    (folder / "text.txt").write_text(" ".join(["sink", "content", "row", "head", "layer"] * 400))
+    return folder
+
+
+def words(training: Path, *more: str) -> list[str]:
+    return [
+        "checkpoints", *more, "--text", str(training / "text.txt"), "--length", "24", "--window", "8",
+        "--sequences", "48", "--batch", "8", "--quiet",
+    ]  # fmt: skip
+
+
+def test_a_folder_of_checkpoints(training: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(words(training, str(training / "all"), "--out", str(out))) == 0
+    found = Run.open(out)
+    json.dumps(found.document, allow_nan=False)
+    table = found.tables["checkpoints"]
+    assert list(table["step"]) == [20, 100, 400]
+    assert table["total"].is_monotonic_decreasing
+    assert found.results["flags"] == []
+    # the means are those of eager rows
+    model, tokenizer = perpend.load(str(training / "all" / "checkpoint-100"))
+    tokens = texts.sequences(texts.read_text(str(training / "text.txt")), tokenizer, length=24).take(48, 0)
+    model = model.double()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        rows = torch.stack(model(tokens, output_attentions=True).attentions)[..., 8:, :8].double()
+    parts = split_entropy(rows / rows.sum(-1, keepdim=True), 0)
+    assert table["total"][1] == pytest.approx(float(parts.total.mean()), rel=1e-5)
+    assert table["weighted_content"][1] == pytest.approx(float(parts.weighted_content.mean()), rel=1e-5)
+    collapse = found.results["collapse"]
+    assert (collapse["from"], collapse["to"]) == ("checkpoint-20", "checkpoint-400")
+    assert abs(collapse["residual"]) < 1e-9
+    assert abs(collapse["residual_split"]) < 1e-12
+    low, high = collapse["intervals"]["total"]
+    assert low <= collapse["total"] <= high
+    assert high - low < 0.5 * abs(collapse["total"])
+    titles = [figure.title for figure in checkpoints.figures(found)]
+    assert titles[0] == "Entropy and dispersion in training"
+    assert "Split of the entropy's fall" in titles
+    for figure in checkpoints.figures(found):
+        for chart in figure.charts.values():
+            chart.to_dict()
+
+
+def test_a_copy_under_another_name_is_flagged(training: Path, tmp_path: Path, capsys) -> None:
+    places = [str(training / "all" / "checkpoint-400"), str(training / "all" / "checkpoint-20")]
+    out = tmp_path / "run"
+    assert run(words(training, *places, str(training / "checkpoint-800"), "--out", str(out))) == 0
+    results = Run.open(out).results
+    assert any("out of order" in said for said in results["flags"])
+    assert any("checkpoint-800 has the very weights of checkpoint-20" in said for said in results["flags"])
+    assert "never fell" in Run.open(out).document["undefined"]["collapse"]
+
+
+def test_resumed_after_the_first_checkpoint_is_the_same(training: Path, tmp_path: Path, monkeypatch) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    arguments = words(training, str(training / "all"))
+    assert run([*arguments, "--out", str(whole)]) == 0
+    measure, seen = checkpoints._measure, []
+
+    def fails(job, tokens, name, *more):
+        if name == "checkpoint-100":
+            raise perpend.PerpendError("the power went")
+        return measure(job, tokens, name, *more)
+
+    def counts(job, tokens, name, *more):
+        seen.append(name)
+        return measure(job, tokens, name, *more)
+
+    monkeypatch.setattr(checkpoints, "_measure", fails)
+    assert run([*arguments, "--out", str(broken)]) != 0
+    monkeypatch.setattr(checkpoints, "_measure", counts)
+    assert run([*arguments, "--out", str(broken), "--resume"]) == 0
+    assert seen == ["checkpoint-100", "checkpoint-400"]
+    assert Run.open(broken).results == Run.open(whole).results
+
+
+def test_words_that_name_no_training(training: Path, tmp_path: Path, capsys) -> None:
+    assert run(words(training, str(training / "all" / "checkpoint-20"))) == 2
+    assert "give several folders" in capsys.readouterr().err
+    assert run(words(training, "smollm2")) == 2
+    assert "--revisions" in capsys.readouterr().err
+    assert run([*words(training, str(training / "all")), "--queries", "8"]) == 2
+    assert "64:128" in capsys.readouterr().err
+
+
+def test_the_papers_protocol_is_the_default() -> None:
+    assert checkpoints.choose([], None) == [("pythia-160m", step, step) for step in PYTHIA_REVISIONS]
+    assert PYTHIA_REVISIONS[0] == "step512"
+    assert PYTHIA_REVISIONS[-1] == "step143000"
+    assert checkpoints.choose(["x/y"], "a,b") == [("x/y", "a", "a"), ("x/y", "b", "b")]
+    defaults = {p.name: p.default for p in checkpoints.command.params}
+    assert (defaults["sequences"], defaults["length"], defaults["window"]) == (256, 128, 64)
+
+
+def test_a_trainers_own_step_wins_over_a_renamed_folder(tmp_path: Path) -> None:
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 70}')
+    assert checkpoints.step_in(str(tmp_path), None, "checkpoint-50") == 70
+    (tmp_path / "trainer_state.json").write_text("[")
+    assert checkpoints.step_in(str(tmp_path), None, "checkpoint-50") == 50
+
+
+def test_another_vocabulary_is_no_checkpoint_of_the_same_training(training: Path, tmp_path: Path) -> None:
+    other = tmp_path / "checkpoint-900"
+    shutil.copytree(training / "all" / "checkpoint-400", other)
+    path = other / "tokenizer.json"
+    held = json.loads(path.read_text())
+    vocabulary = held["model"]["vocab"]
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+    path.write_text(json.dumps(held))
+    arguments = words(training, str(training / "all" / "checkpoint-20"), str(other))
+    assert run([*arguments, "--out", str(tmp_path / "run")]) == 2
