@@ -26,10 +26,10 @@ from perpend.evaluation.windows import as_windows
 WEIGHTS = ("parallel=0.25", "parallel=0.5", "parallel=2", "parallel=4", "relative=true")
 
 
-def families(group: int, steps: int, grid: int, weights: tuple[str, ...]) -> list[list[str]]:
+def families(group: int, steps: int, grid: int, sample: int, weights: tuple[str, ...]) -> list[list[str]]:
     """Isotropic regime first, then the same with other weights of the perpendicular and parallel error."""
     gain, refit = "wanda:2:4+gain", f"wanda:2:4+refit:iterations={steps}"
-    awq = f"awq:3,group={group},clip=false,grid={grid},objective=update"
+    awq = f"awq:3,group={group},clip=false,grid={grid},objective=update,sample={sample}"
     return [
         ["wanda:2:4"],
         [gain, f"{gain}:perpendicular=0.25"],
@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--grid", type=int, default=20)
+    parser.add_argument("--sample", type=int, default=1, help="batches of two that awq's search runs")
     parser.add_argument("--weights", default=" ".join(WEIGHTS))
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
@@ -78,7 +79,7 @@ def main() -> None:
         "base_perplexity": math.exp(float(base.sums.sum() / base.counts.sum())),
         "rows": rows,
     }
-    lines = families(chosen.group, chosen.steps, chosen.grid, tuple(chosen.weights.split()))
+    lines = families(chosen.group, chosen.steps, chosen.grid, chosen.sample, tuple(chosen.weights.split()))
     for line in lines:
         isotropic = None
         for regime in line:

@@ -238,9 +238,11 @@ class Compress(_Pairs):
         order = sorted(self.outcomes, key=lambda n: self.outcomes[n]["change"]["difference"])
         findings = [_cost(name, self.outcomes[name]) for name in order]
         results["relations"] = tables["relations"].to_dict("records")
-        if len(order) > 1:
+        # a repair trades one part of the error for the other, so only plain methods are asked for one order
+        plain = [name for name in order if not self.outcomes[name]["compression"]["repair"]]
+        if len(plain) > 1:
             results["ordering"] = [
-                ordering(run.tables["layers"], order, mode, part)
+                ordering(run.tables["layers"], plain, mode, part)
                 for mode in setting.modes
                 for part in self.parts
             ]

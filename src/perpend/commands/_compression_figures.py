@@ -143,8 +143,17 @@ def _map(table: pd.DataFrame) -> Figure:
     names = {"both": "e", "perpendicular": "e⊥", "parallel": "e∥"}
     drawn = {}
     for (regime, component), rows in table.groupby(["regime", "component"], sort=False):
+        # one scale a model, so that its parts can be set against each other
+        most = float(table.loc[table["regime"] == regime, "change"].abs().max()) or 1.0
         drawn[f"{regime}: {names.get(component, component)}"] = charts.heat(
-            rows, "change", y="part", label="loss change (nats)", middle=0.0, form=".4f", tooltip=["se"]
+            rows,
+            "change",
+            y="part",
+            label="loss change (nats)",
+            domain=(-most, most),
+            middle=0.0,
+            form=".4f",
+            tooltip=["se"],
         )
     return Figure(
         "Sensitivity map",
