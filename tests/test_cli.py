@@ -90,10 +90,10 @@ def shell(folder: Path, *words: str, **more: object) -> subprocess.Popen[str]:
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys, time; t = time.perf_counter()\n"
+        "import sys, time\n"
         "from perpend import cli; cli.run(['--help'])\n"
         "heavy = {'torch', 'transformers', 'pandas', 'altair', 'scipy', 'numpy'} & set(sys.modules)\n"
-        "print(time.perf_counter() - t, sorted(heavy), file=sys.stderr)"
+        "print(time.process_time(), sorted(heavy), file=sys.stderr)"  # since the interpreter's start
     )
     done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(3)]
     told = [run.stderr.strip().partition(" ") for run in done]
