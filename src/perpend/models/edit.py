@@ -331,10 +331,12 @@ def value_hook(plan: Plan, change: Edit, chosen: Chosen | None = None) -> Hook:
     def hook(call: AttentionCall, output: Tensor) -> Tensor:
         parallel, perpendicular = (_on(scale, output) for scale in plan.scales[call.layer])
         value = own_value(call)
+        if chosen is None and _is_step(call, output, change, parallel, perpendicular):
+            return _step(call, output, value, parallel, change.site == "value.exclude_self")
         self_mass = self_weight(call).transpose(1, 2) if change.site == "value.exclude_self" else None
         along = value_coefficient(output, value, self_mass, change.reference)
         weight = (parallel - perpendicular) * along
-        if self_mass is not None:
+        if self_mass is not None and not (isinstance(perpendicular, float) and perpendicular == 1.0):
             weight = weight + (1.0 - perpendicular) * self_mass
         edited = _combine(output, perpendicular, weight, value)
         if chosen is None:
@@ -345,8 +347,13 @@ def value_hook(plan: Plan, change: Edit, chosen: Chosen | None = None) -> Hook:
 
 
 def own_value(call: AttentionCall) -> Tensor:
-    """Each query's own value by KV head, v_t [B, T, H_kv, d_v] (a view where no cache is involved)."""
-    own, value = own_key_index(call), call.value
+    """Each query's own value by KV head, v_t [B, T, H_kv, d_v] (a view where no mask is involved)."""
+    value, length = call.value, call.query.shape[2]
+    if value.shape[2] == length:
+        return value.transpose(1, 2)
+    if length == 1 and call.mask is None and call.rule is None and call.padding is None:
+        return value[:, :, -1:].transpose(1, 2)
+    own = own_key_index(call)
     if own.ndim == 2:
         index = own[:, None, :, None].expand(-1, value.shape[1], -1, value.shape[3])
         value = value.expand(len(own), -1, -1, -1).gather(2, index)
@@ -367,18 +374,59 @@ def value_coefficient(
     wide = torch.promote_types(output.dtype, torch.float32)
     groups = output.shape[2] // value.shape[2]
     v = value.to(wide)
-    square = (v * v).sum(-1).repeat_interleave(groups, dim=2)
-    dot = (output.to(wide).unflatten(2, (-1, groups)) * v.unsqueeze(3)).sum(-1).flatten(2)
+    square = (v * v).sum(-1, keepdim=True)  # [B, T, H_kv, 1]
+    dot = (output.to(wide).unflatten(2, (-1, groups)) * v.unsqueeze(3)).sum(-1)  # [B, T, H_kv, groups]
+    mass = None if self_mass is None else self_mass.unflatten(2, (-1, groups))
     if reference == "token":
-        if self_mass is not None:
-            dot = dot - self_mass * square
-        dot = dot.sum(-1, keepdim=True).expand_as(square)
-        square = square.sum(-1, keepdim=True).expand_as(square)
-        self_mass = None
+        if mass is not None:
+            dot = dot - mass * square
+        dot = dot.sum((2, 3), keepdim=True).expand_as(dot)
+        square, mass = groups * square.sum(2, keepdim=True), None
     along = dot / square
-    if self_mass is not None:
-        along = along - self_mass
-    return along.masked_fill(square == 0, 0.0)
+    if mass is not None:
+        along = along.sub_(mass) if not along.requires_grad else along - mass
+    return along.masked_fill(square == 0, 0.0).flatten(2)
+
+
+def _is_step(
+    call: AttentionCall,
+    output: Tensor,
+    change: Edit,
+    parallel: float | Tensor,
+    perpendicular: float | Tensor,
+) -> bool:
+    """Whether a call is one token of plain decoding, where dispatch costs more than arithmetic."""
+    plain = call.mask is None and call.padding is None and call.rule is None and call.bias is None
+    return (
+        output.shape[1] == 1
+        and plain
+        and call.softcap is None
+        and change.reference == "head"
+        and isinstance(parallel, float)
+        and isinstance(perpendicular, float)
+        and perpendicular == 1.0
+        and output.dtype in (torch.float32, torch.float64)
+        and call.query.dtype == call.key.dtype == output.dtype
+        and not torch.is_grad_enabled()
+    )
+
+
+def _step(call: AttentionCall, output: Tensor, value: Tensor, parallel: float, exclude_self: bool) -> Tensor:
+    """o − (1 − s∥) α v for one token a sequence, in seven operations; where v = 0 nothing is added."""
+    batch, _, heads, width = output.shape
+    v = value.reshape(-1, 1, width)  # [B·H_kv, 1, d_v]
+    o = output.reshape(len(v), -1, width)  # [B·H_kv, groups, d_v]
+    square = torch.bmm(v, v.transpose(1, 2)).clamp_(min=torch.finfo(v.dtype).tiny)
+    dot = torch.bmm(o, v.transpose(1, 2))
+    if not exclude_self:
+        weight = dot.div_(square).neg_()
+    else:
+        key = call.key[:, :, -1:].reshape(len(v), -1, 1)
+        query = call.query.reshape(len(v), -1, call.query.shape[-1])
+        lse = call.lse.reshape(len(v), -1, 1)
+        mass = torch.baddbmm(lse, query, key, beta=-1, alpha=call.scale).exp_()
+        weight = mass.addcdiv_(dot, square, value=-1)  # A_tt − ⟨o,v⟩/‖v‖²
+    return torch.baddbmm(o, weight, v, alpha=1.0 - parallel).view(batch, 1, heads, width)
 
 
 def _combine(output: Tensor, perpendicular: float | Tensor, weight: Tensor, value: Tensor) -> Tensor:
