@@ -7,7 +7,7 @@ that nothing underflows.
 """
 
 from ._arrays import Array, Sink
-from .dissimilarity import METRICS, Metric, dissimilarity, metric_named, pairwise
+from .dissimilarity import METRICS, Metric, dissimilarities, dissimilarity, metric_named, pairwise
 from .entropy import SplitEntropy, entropy, split_entropy
 from .projection import CosineIdentity, Decomposition, cosine_identity, decompose
 from .simplex import (
@@ -48,6 +48,7 @@ __all__ = [
     "content_distance",
     "cosine_identity",
     "decompose",
+    "dissimilarities",
     "dissimilarity",
     "entropy",
     "ilr",

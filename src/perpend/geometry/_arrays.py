@@ -152,9 +152,10 @@ def log_ratios(rows: Tensor, *, log: bool = False) -> Tensor:
     first = rows[..., :1]
     if log:
         return rows - first
-    near = (rows > first / 2) & (rows < first * 2)
     ratios = rows.log() - first.log()
-    ratios[near] = torch.log1p((rows - first)[near] / first.expand_as(rows)[near])
+    near = ((rows - first).abs() < first / 64) & (rows != first)
+    if bool(near.any()):
+        ratios[near] = torch.log1p((rows - first)[near] / first.expand_as(rows)[near])
     return ratios
 
 

@@ -6,6 +6,8 @@ live in perpend.geometry.metrics, one file each. Both compute in float64 whateve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..errors import InputError
@@ -14,7 +16,7 @@ from ._rows import Rows
 from .metrics import METRICS, Metric, metric_named
 from .simplex import same_parts
 
-__all__ = ["METRICS", "Metric", "dissimilarity", "metric_named", "pairwise"]
+__all__ = ["METRICS", "Metric", "dissimilarities", "dissimilarity", "metric_named", "pairwise"]
 
 
 def pairwise(
@@ -56,15 +58,33 @@ def dissimilarity(
     log: bool = False,
 ) -> Array:
     """The dissimilarity of p and q (..., parts), broadcasting over batch axes; arguments as in `pairwise`."""
+    return dissimilarities(p, q, [metric], sink, policy, weight, log=log)[metric]
+
+
+def dissimilarities(
+    p: Array,
+    q: Array,
+    metrics: Sequence[str],
+    sink: Sink | None = None,
+    policy: str = "keep",
+    weight: float | None = None,
+    *,
+    log: bool = False,
+) -> dict[str, Array]:
+    """Several metrics of the same rows, name → values: what they share (checks, closure, logs) is done once.
+
+    `weight` goes to the metric that takes one; arguments else as in `dissimilarity`.
+    """
     kind = Kind.of(p, q)
-    chosen = metric_named(metric)
-    weight = _weight(chosen, weight)
+    chosen = [metric_named(name) for name in metrics]
+    takers = [metric for metric in chosen if metric.takes_weight] or chosen
+    weight = _weight(takers[0], weight)
     x, y = (
         Rows.checked(kind, rows, log=log, sink=sink, policy=policy, weight=weight, name=name)
         for rows, name in ((p, "p"), (q, "q"))
     )
     same_parts(x.values, y.values)
-    return kind.give(chosen.between(x, y))
+    return {metric.name: kind.give(metric.between(x, y)) for metric in chosen}
 
 
 def _weight(metric: Metric, weight: float | None) -> float | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perpend.errors import InputError
-from perpend.geometry import dissimilarity, metric_named
+from perpend.geometry import dissimilarities, metric_named
 from perpend.papers import published
 from perpend.studies.reversal import compare
 from perpend.studies.simulation.sampler import PARTS, chunks, rows
@@ -62,13 +62,10 @@ def reversal_rates(
     counts = {metric: np.zeros(2) for metric in metrics}
     for size in chunks(triples):
         p, *others = (rows(generator, size, sink, alpha, parts=parts) for _ in range(3))
+        both = np.stack(others)
+        kept, dropped = (dissimilarities(p, both, metrics, 0, policy) for policy in ("keep", "drop"))
         for metric in metrics:
-            found = compare(
-                *(
-                    np.sign(np.subtract(*dissimilarity(p, np.stack(others), metric, 0, policy)))
-                    for policy in ("keep", "drop")
-                )
-            )
+            found = compare(*(np.sign(np.subtract(*values[metric])) for values in (kept, dropped)))
             counts[metric] += size * np.array([found.rate, found.ties])
     return {metric: (float(a / triples), float(b / triples)) for metric, (a, b) in counts.items()}
 

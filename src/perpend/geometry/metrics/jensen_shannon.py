@@ -48,7 +48,7 @@ def _exact(p: Tensor, q: Tensor) -> Tensor:
     x = ((p - q) / total).clamp(-1 + 2**-53, 1 - 2**-53)
     g = (1 + x) * torch.log1p(x) + (1 - x) * torch.log1p(-x)
     # Where the two terms nearly cancel, their difference by itself.
-    near = x.abs() < 0.5
+    near = x.abs() < 1 / 16
     small = x[near]
     g[near] = 2 * small * small.atanh() + torch.log1p(-small * small)
     return (total * g).sum(-1) / 4

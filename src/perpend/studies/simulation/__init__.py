@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,19 @@ def parts() -> Iterator[tuple[str, Callable[[Settings], Part]]]:
         yield module.__name__.rpartition(".")[2], module.part
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on one thread inside: arrays here are small, and sums keep their order on any machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def simulate(
     settings: Settings = Settings(),  # noqa: B008  (frozen)
     *,
@@ -58,7 +72,7 @@ def simulate(
 
     found = list(parts())
     done: dict[str, Part] = {}
-    with progress(total=len(found), unit="parts", description="simulate") as advance:
+    with one_thread(), progress(total=len(found), unit="parts", description="simulate") as advance:
         for name, part in found:
             packed = store(name, lambda part=part: part(settings).packed())
             done[name] = Part.unpacked(packed)
