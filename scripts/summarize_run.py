@@ -1,0 +1,33 @@
+"""Writes a run's summary, run.json without paths of the machine, to docs/runs.
+
+python scripts/summarize_run.py RUN docs/runs/NAME.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+KEPT = ("version", "command", "request", "conventions", "environment", "results", "findings", "undefined")
+
+
+def summary(document: dict[str, Any]) -> dict[str, Any]:
+    """The parts of run.json that a reader needs, with names in place of paths."""
+    kept = {name: document[name] for name in KEPT if name in document}
+    for record in ("model", "data"):
+        entry = kept.get("request", {}).get(record)
+        if entry:
+            entry["name"] = Path(entry["name"]).name
+    return kept
+
+
+def main() -> None:
+    folder, target = Path(sys.argv[1]), Path(sys.argv[2])
+    text = json.dumps(summary(json.loads((folder / "run.json").read_text())), indent=1, ensure_ascii=False)
+    target.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
