@@ -169,6 +169,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--stage", choices=tuple(GOALS), action="append", help="default: both")
     parser.add_argument("--json", help="write the result to this file too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -187,7 +188,8 @@ def main() -> None:
             "prefill": (prefill(model, tokens), 1),
             "decode": (decode(model, tokens, arguments.steps), arguments.steps),
         }
-        for stage, (run, passes) in stages.items():
+        for stage in arguments.stage or stages:
+            run, passes = stages[stage]
             result[stage] = measure(model, run, arguments.rounds, passes)
             print(f"{stage}: {arguments.batch} × {arguments.length if stage == 'prefill' else 1} tokens")
             for row in result[stage]:
