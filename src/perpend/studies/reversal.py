@@ -164,9 +164,9 @@ def bootstrap(
     """Intervals of the reversal rates and the flip-or-noise reading.
 
     `replicates` are log-signatures (heads, keys) of resampled sequence blocks, `halves` pairs of
-    log-signatures of two halves of the text. Percentile intervals. A verdict is significant when it keeps
-    its sign in
-    at least `confidence` of the replicates. Metrics with identical matrices under both conventions give 0.
+    log-signatures of two halves of the text. Basic (reflected) bootstrap intervals of the rate on `triples`.
+    A verdict is significant when it keeps its sign in at least `confidence` of the replicates. Metrics with
+    identical matrices under both conventions give 0.
     """
     metrics = tuple(full)
     rates: dict[str, list[float]] = {metric: [] for metric in metrics}
@@ -195,7 +195,11 @@ def bootstrap(
         product = verdicts(keep, triples) * verdicts(drop, triples)
         # |Σ sign| ≥ (2·level − 1)·count: the same sign in at least `level` of the replicates.
         sure = (np.abs(signs[metric]) >= (2 * confidence - 1) * count).all(axis=0)
-        low, high = np.quantile(rates[metric], [tail, 1 - tail])
+        rate = float(np.mean(product < 0))
+        # Resampling adds noise of its own, which moves every replicate the same way; reflecting about the
+        # rate itself takes that shift out.
+        upper, lower = np.quantile(rates[metric], [tail, 1 - tail])
+        low, high = max(0.0, 2 * rate - lower), min(1.0, 2 * rate - upper)
         floor = floors[metric] / splits if splits else np.full(2, np.nan)
         noise = FlipOrNoise(
             significant=float(sure.mean()),

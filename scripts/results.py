@@ -1,0 +1,213 @@
+"""Writes docs/results.md from the run summaries in docs/runs; `--check` only says whether it is current.
+
+python scripts/results.py
+python scripts/results.py --check
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, RUNS = ROOT / "docs" / "results.md", ROOT / "docs" / "runs"
+
+INTRODUCTION = """\
+# Results measured here
+
+<!-- Written by scripts/results.py from the summaries in docs/runs; edit those. -->
+
+Every number on this page stands in a summary of a run (docs/runs) and comes with the command that makes it.
+The machine had two cores, no accelerator and no model hub, so the papers' own models were out of reach: these
+are SmolLM2-135M-Instruct (weights rounded to four bits by its publisher) and stories260K, a 260k-parameter Llama.
+Rates are shares of closer-head verdicts; losses are nats per token.
+"""
+
+# What the attention paper prints of SmolLM2-135M, the base model (Appendix E.2).
+PRINTED = (
+    "The paper prints for the base model SmolLM2-135M: CV 0.42 (the rule abstained); row sink 0.01–0.15 in "
+    "the first twelve layers and 0.68–0.92 after. The model here is its instruction-tuned and four-bit "
+    "descendant, on other sequences."
+)
+
+
+def page() -> str:
+    """The page's text."""
+    parts = [INTRODUCTION]
+    for path in sorted(RUNS.glob("*.json")):
+        document = json.loads(path.read_text("utf-8"))
+        maker = _SECTIONS.get(document.get("command", ""), _objectives)
+        parts.append(maker(path, document))
+    return "\n".join(parts)
+
+
+def _heading(path: Path, document: Mapping[str, Any]) -> list[str]:
+    request = document["request"]
+    data = request.get("data", {})
+    lines = [
+        f"## {path.stem}",
+        "",
+        f"`perpend {document['command']}` on {request['model']['name']}, {data.get('name', 'no text')} "
+        f"({data.get('sequences', '–')} sequences of {data.get('length', '–')} tokens, "
+        f"{'each opened by a BOS' if data.get('bos') else 'no BOS'}), seeds {request.get('seeds', ['–'])}. "
+        f"[Summary](runs/{path.name}).",
+        "",
+        "```",
+        _command(document),
+        "```",
+        "",
+    ]
+    return lines + [f"- {line}" for line in document.get("findings", [])] + [""]
+
+
+_NAMED = {"text", "model", "data", "seeds", "command", "perpend", "cells", "held_out_sha256"}
+
+
+def _command(document: Mapping[str, Any]) -> str:
+    """The words that make the run again; options that are not set are left out."""
+    request = document["request"]
+    data = request.get("data", {})
+    words = ["perpend", document["command"], request["model"]["name"]]
+    if data:
+        bos = "always" if data.get("bos") else "never"
+        words += [
+            "--text",
+            data["name"],
+            "--sequences",
+            data["sequences"],
+            "--length",
+            data["length"],
+            "--bos",
+            bos,
+        ]
+    if request.get("seeds"):
+        words += ["--seed", ",".join(map(str, request["seeds"]))]
+    for key in ("window", "sink", "batch", "context"):
+        if request.get(key) is not None:
+            words += [f"--{key}", request[key]]
+    return shlex.join(str(word) for word in words)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """A Markdown table."""
+    body = ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
+    return ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *body, ""]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        return " to ".join(_cell(item) for item in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _attention(path: Path, document: Mapping[str, Any]) -> str:
+    results = document["results"]
+    lines = _heading(path, document)
+    if "SmolLM2" in document["request"]["model"]["name"] or "smollm2" in document["request"]["model"]["name"]:
+        layers = results["sink"]["per_layer"]
+        early, late = ([layer["row"] for layer in part] for part in (layers[:12], layers[12:]))
+        lines += [
+            f"{PRINTED} Here: CV {results['sink']['signature_cv']:.2f}; row sink "
+            f"{min(early):.2f}–{max(early):.2f} in the first twelve layers and "
+            f"{min(late):.2f}–{max(late):.2f} after.",
+            "",
+        ]
+    rows = []
+    for metric, rate in results["reversal"].items():
+        placed = results.get("calibration", {}).get("by_metric", {}).get(metric, {})
+        rows.append(
+            [
+                metric,
+                *(_percent(rate.get(name)) for name in ("exact", "low", "high", "noise_floor_keep")),
+                _percent(rate.get("rate_among_significant")),
+                _percent(placed.get("expected")),
+            ]
+        )
+    columns = ["metric", "reversal %", "low", "high", "noise floor", "among significant", "calibration curve"]
+    lines += table(columns, rows)
+    sweep = results.get("epsilon", {}).get("fp16_probabilities", [])
+    if sweep:
+        lines += [
+            f"ε sweep: from logits ε is inactive. From fp16 probabilities {sweep[0]['zeros']:.1%} of entries "
+            "are zero, and the Jensen-Shannon rate is "
+            + ", ".join(f"{s['reversal']['jensen_shannon']:.2%} at ε = {s['epsilon']:g}" for s in sweep)
+            + ".",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.1f}"
+
+
+def _edit(path: Path, document: Mapping[str, Any]) -> str:
+    results = document["results"]
+    names = ["site", "reference", "parallel", "perpendicular", "control"]
+    numbers = ["perplexity", "change", "change_low", "change_high", "kl", "top1_agreement"]
+    cells = results.get("cells") or results.get("sweep", {}).get("cells", [])
+    return "\n".join(
+        [
+            *_heading(path, document),
+            *table([*names, *numbers], [[c.get(n) for n in (*names, *numbers)] for c in cells]),
+        ]
+    )
+
+
+def _prune(path: Path, document: Mapping[str, Any]) -> str:
+    names = ["criterion", "sparsity", "perplexity", "sd", "over_base", "kl", "top1_agreement"]
+    rows = [[cell.get(name) for name in names] for cell in document["results"]["cells"]]
+    return "\n".join([*_heading(path, document), *table(names, rows)])
+
+
+def _plain(path: Path, document: Mapping[str, Any]) -> str:
+    return "\n".join(_heading(path, document))
+
+
+def _objectives(path: Path, document: Mapping[str, Any]) -> str:
+    """A benchmark's own summary: its command and its rows."""
+    lines = [
+        f"## {path.stem}",
+        "",
+        f"[Summary](runs/{path.name}).",
+        "",
+        "```",
+        document["command"],
+        "```",
+        "",
+    ]
+    rows = document.get("rows", [])
+    if rows:
+        columns = [name for name, value in rows[0].items() if not isinstance(value, (dict, list))]
+        lines += table(columns, [[row.get(name) for name in columns] for row in rows])
+    return "\n".join(lines)
+
+
+_SECTIONS = {
+    "attention": _attention,
+    "edit": _edit,
+    "prune": _prune,
+    "updates": _plain,
+    "compress": _plain,
+    "evaluate": _plain,
+    "verify": _plain,
+}
+
+
+def main() -> None:
+    text = page()
+    if "--check" in sys.argv:
+        if not PAGE.exists() or PAGE.read_text("utf-8") != text:
+            sys.exit("docs/results.md is not what docs/runs says: run python scripts/results.py")
+        return
+    PAGE.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()
