@@ -66,6 +66,27 @@ def test_decoding_is_prefill(name: str, site: str, static: bool) -> None:
     assert (whole - logits(model, ids)).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("site", VALUE_SITES)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_oss", "gemma2", "deepseek_v3"])
+def test_single_steps_of_a_parallel_scale_are_prefill(name: str, site: str) -> None:
+    """The path for one decoded token, taken where s⊥ = 1; the others where a family needs more than it."""
+    model, ids = tiny.tiny(name), tiny.tokens(2, 16)
+    with perpend.edit(model, site, 0.25):
+        found = pieces(model, ids, list(range(8, 16)), False)
+        torch.testing.assert_close(found, logits(model, ids), atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("site", VALUE_SITES)
+def test_single_steps_with_values_of_zero_change_nothing(site: str) -> None:
+    model, ids = tiny.build("llama"), tiny.tokens(2, 16)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.v_proj.weight.zero_()
+    plain = pieces(model, ids, list(range(8, 16)), False)
+    with perpend.edit(model, site, 0.0):
+        assert torch.equal(pieces(model, ids, list(range(8, 16)), False), plain)
+
+
 @pytest.mark.parametrize("name", ["bloom", "gpt_oss"])
 def test_decoding_is_prefill_in_families_of_their_own(name: str) -> None:
     model, ids = tiny.tiny(name), tiny.tokens(2, 24)
