@@ -336,14 +336,15 @@ def _findings(results: dict[str, Any]) -> list[str]:
     lines = [
         f"Keys below 1e-6 in either head carry {share or 0:.2%} of squared d_A⊥.",
         "Hellinger and Fisher-Rao verdicts "
-        f"{'coincide' if rival['verdicts_identical'] else 'do NOT coincide'}, ties included; {rival['hellinger']:.1%} reverse when the sink is dropped.",
+        f"{'coincide' if rival['verdicts_identical'] else 'do NOT coincide'}, ties included; "
+        f"{rival['hellinger']:.1%} reverse when the sink is dropped.",
         f"Hellinger on content picks the nearest neighbour of dropped-row JS for "
-        f"{rival['hellinger_content_neighbours']:.1%} of heads; prune sets overlap with Jaccard "
-        f"{min(rival['hellinger_content_prune_sets'].values()):.2f} or more.",
-        f"With the sink gone, JS and d_A⊥ rank alike (Spearman {channel['spearman']:.3f}) and agree on "
+        f"{rival['hellinger_content_neighbours']:.1%} of heads; prune sets overlap with a "
+        f"Jaccard index of at least {min(rival['hellinger_content_prune_sets'].values()):.2f}.",
+        f"With the sink gone, JS and d_A⊥ have a rank correlation of {channel['spearman']:.3f} and agree on "
         f"{channel['neighbours']:.1%} of nearest neighbours.",
         f"Over temperatures, dropped-row JS flips up to {max(r['flips'] for r in js):.1%} of verdicts and "
-        f"keeps {min(r['retention'] for r in js):.1%} of its prune set or more; d_A⊥ "
+        f"keeps at least {min(r['retention'] for r in js):.1%} of its prune set; d_A⊥ "
         + ("changes nothing." if all(r["identical"] for r in own) else "CHANGES, which it must not."),
     ]
     both = results["aggregation"]
@@ -359,7 +360,8 @@ def _findings(results: dict[str, Any]) -> list[str]:
         lines.append(
             f"Four sink keys instead of {len(sets['small'])}: {sets['jensen_shannon']:.1%} of JS verdicts "
             f"and {sets['content']:.1%} of d_A⊥ verdicts flip; the content distance grew in "
-            f"{sets['violations']} of {sets['pairs']} pairs (none can), JS in {sets['violations_jensen_shannon']}."
+            f"{sets['violations']} of {sets['pairs']} pairs (it cannot), JS in "
+            f"{sets['violations_jensen_shannon']} (it may)."
         )
     told = results["taxonomy"]["between_conventions"]
     if told:

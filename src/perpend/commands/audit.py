@@ -1,0 +1,76 @@
+"""`perpend audit`: what a finished attention survey's conclusions rest on, from its saved signatures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perpend.options import run_options, verb
+
+if TYPE_CHECKING:
+    from perpend.report.figure import Figure
+
+
+@verb("perpend audit runs/attention-smollm2-135m-instruct-1", "perpend audit my-run --out my-audit --json")
+@click.argument("run", metavar="RUN")
+@run_options
+def command(**options: Any) -> None:
+    """Audit the head signatures of RUN, the folder of a finished `perpend attention`.
+
+    No model is loaded and nothing is captured again. Asked: how much of the content distance lies on tiny
+    entries; whether rival metrics, arithmetic means, another temperature, another sink set or dropping the
+    sink change verdicts, nearest neighbours, prune sets and clusters of heads; and which triple of heads
+    reverses under every classical metric at once.
+    """
+    from perpend import output
+    from perpend.errors import InputError
+    from perpend.job import Job
+    from perpend.runs import Run
+    from perpend.studies.audits import audit_signatures
+
+    source = Run.open(options.pop("run"))
+    if source.command != "attention":
+        raise InputError(
+            f"{source.folder} is a run of `perpend {source.command}`; give a folder of `perpend attention`"
+        )
+    sink = source.results["sink"]["columns"]
+    document = source.document
+    if options["plan"]:
+        heads = int(source.arrays["signatures"].shape[0] * source.arrays["signatures"].shape[1])
+        cost = {"forward_passes": 0, "tokens": 0, "heads": heads}
+        output.answer({"plan": cost, "command": "audit"}, f"no forward pass; {heads} heads, all triples")
+        return
+    job = Job("audit", options)
+    asked = {
+        "model": document.get("model"),
+        "data": document.get("data"),
+        "seeds": document.get("seeds"),
+        "run": str(source.folder),
+        "signatures_sha256": document.get("files", {}).get("arrays.safetensors"),
+    }
+    with job.run(**asked) as run:
+        study = audit_signatures(source.arrays["signatures"], sink, source.arrays.get("arithmetic"))
+        for name, table in study.tables.items():
+            run.table(name, table)
+        for name, array in study.arrays.items():
+            run.array(name, array)
+        run.finish(
+            results=study.results,
+            conventions={
+                **{k: v for k, v in document["conventions"].items() if k in ("sink", "support", "notes")},
+                "signatures": "of the surveyed run's first seed; rates exact, over all triples",
+                "taxonomy": "agglomerative; average linkage and the mean over K unless said otherwise",
+                "tail": "entries of whole signatures, the sink included",
+            },
+            findings=study.findings,
+            undefined=study.undefined,
+        )
+    job.answer(run, ("Temperature: verdicts and prune set against τ = 1", study.tables["temperature"]))
+
+
+def figures(run: Any) -> list[Figure]:
+    """The figures of a run of `perpend audit`."""
+    from perpend.commands._audit_figures import figures as made
+
+    return made(run)
