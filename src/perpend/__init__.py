@@ -23,6 +23,7 @@ _HOME = {
     "edit": "perpend.models.edit",
     "ablate": "perpend.models.ablate",
     "survey_attention": "perpend.surveys.attention",
+    "survey_saved": "perpend.surveys.saved",
     "survey_updates": "perpend.surveys.updates",
     "evaluate": "perpend.evaluation",
     "PerpendError": "perpend.errors",
