@@ -153,3 +153,17 @@ def test_arguments_that_make_no_monitor() -> None:
         Monitor(tokens(), every=0)
     with pytest.raises(InputError, match="between 0 and 1"):
         Monitor(tokens(), most=2.0)
+
+
+def test_perpends_own_decoder_is_read_while_it_trains() -> None:
+    from perpend.training.model import build
+    from perpend.training.variants import apply_variant
+
+    for variant in ("baseline", "residual"):
+        model = build("tiny", vocab=tiny.VOCAB)
+        apply_variant(model, variant)
+        reading = Monitor(tokens(2), window=8)(0, model)
+        assert reading is not None
+        assert len(reading.indices) == model.shape.layers
+        parts = dict(zip(FIELDS, reading.means))
+        assert parts["total"] == pytest.approx(parts["binary"] + parts["weighted_content"], abs=1e-6)

@@ -57,8 +57,8 @@ def attentions_of(source: Any) -> Any:
     unclear = [str(name) for name, found in numbers.items() if found is None]
     if unclear:
         raise InputError(
-            f"{', '.join(unclear[:3])} is no layer: give one array, or one a layer with names that end in its "
-            "number, or TransformerLens' blocks.{layer}.attn.hook_pattern"
+            f"{', '.join(unclear[:3])} is no layer: give one array, or one a layer with names that end in "
+            "its number, or TransformerLens' blocks.{layer}.attn.hook_pattern"
         )
     return [source[name] for name in sorted(source, key=lambda name: int(numbers[name][1]))]  # type: ignore[index]
 

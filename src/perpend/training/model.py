@@ -96,6 +96,11 @@ class Rotary(nn.Module):
 class Mix(nn.Module):
     """The plain value aggregate, by the fused causal kernel."""
 
+    # what a survey of a running training asks of the module that calls the kernel; set by Attention
+    num_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor, x: Tensor) -> Tensor:
         """query [B, H, T, d]; key, value [B, H_kv, T, d]; x the normalised input -> [B, H, T, d]."""
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
@@ -111,6 +116,8 @@ class Attention(nn.Module):
         self.value = nn.Linear(shape.dim, width, bias=False)
         self.out = nn.Linear(shape.dim, shape.dim, bias=False)
         self.mix = Mix()
+        self.mix.num_heads, self.mix.num_key_value_heads = shape.dim // shape.head_dim, shape.kv_heads
+        self.mix.head_dim = shape.head_dim
 
     def heads(self, x: Tensor) -> Tensor:
         """[B, T, H * d] -> [B, H, T, d]."""

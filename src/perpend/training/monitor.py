@@ -7,6 +7,7 @@
         if reading: log(reading.logs)
 
     watch(trainer, tokens, every=100)                # a transformers Trainer; its own log takes it further
+    train(..., watch=[monitor])                      # perpend's own, at evaluations
 
 A reading runs the held-out sequences without the language-model head and without gradients, draws no random
 number and leaves every module's mode as it was: the training is the same, bit for bit, with and without it.
