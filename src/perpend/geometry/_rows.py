@@ -60,23 +60,26 @@ class Rows:
         p = probabilities(self.values, log=self.log, name=self.name, room=self.room)
         if self.policy == "keep":
             return p
-        left = drop(self.values if self.log else p, self.sink)
+        left = self._without_sink(self.values if self.log else p)
         return probabilities(left, log=self.log, name=f"content of {self.name}")
 
     @cached_property
     def logs(self) -> Tensor:
         """Logs of the compared parts, which must be positive, on a scale of their own."""
         values = positive(self.values, log=self.log, name=self.name)
-        return log_ratios(values if self.policy == "keep" else drop(values, self.sink), log=self.log)
+        return log_ratios(values if self.policy == "keep" else self._without_sink(values), log=self.log)
 
     @cached_property
     def content_logs(self) -> Tensor:
         """Logs of the content's parts, whatever the policy."""
+        return replace(self, policy="drop").logs
+
+    def _without_sink(self, values: Tensor) -> Tensor:
         if self.sink is None:
             raise InputError(
                 "the content of a row is what the sink leaves: pass sink=0, or the indices of a block"
             )
-        return replace(self, policy="drop").logs
+        return drop(values, self.sink)
 
     def detached_from_zero(self) -> Tensor:
         """Probabilities no smaller than the smallest normal number, for formulas that divide by them."""

@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ def embedded(
     embed: Callable[[Rows], Tensor],
     laws: frozenset[str],
     finish: Callable[[Tensor], Tensor] = lambda distance: distance,
-    **more: bool | str,
+    **more: Any,
 ) -> Metric:
     """A metric that is `finish`(Euclidean distance of `embed`(rows)); `finish` must be increasing with 0 → 0.
 
