@@ -49,6 +49,8 @@ def command(**options: Any) -> None:
     Checkpoints are loaded one at a time; their weights are hashed, and those that repeat others or come out
     of order are named before anything is drawn.
     """
+    import gc
+
     from perpend import distributed
     from perpend.errors import InputError
     from perpend.job import Job
@@ -97,6 +99,7 @@ def command(**options: Any) -> None:
             alone = distributed.world() == 1
             found = run.step(f"checkpoint-{index}", compute) if alone else compute()
             first.__dict__.pop("_loaded", None)  # one checkpoint in memory at a time
+            gc.collect()  # models hold references in circles
             measured.append(study_of.Checkpoint(**found["measured"]))
             support = support or found["support"]
         study = study_of.checkpoint_study(measured)
