@@ -284,7 +284,7 @@ def themed(chart: Any) -> Any:
     """The chart with perpend's type and colours, for notebooks and files; 'container' widths become fixed."""
     if getattr(chart, "width", None) == "container":
         chart = chart.properties(width=640)
-    return chart.configure(**theme.config())
+    return chart.configure(**{**theme.config(), "background": theme.LIGHT["paper"]})
 
 
 def _map(

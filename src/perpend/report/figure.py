@@ -50,14 +50,28 @@ class Figure:
         """subtitle -> chart; a single chart has the empty subtitle."""
         return dict(self.chart) if isinstance(self.chart, Mapping) else {"": self.chart}
 
-    def _repr_mimebundle_(self, *args: Any, **more: Any) -> Any:
-        """In a notebook a figure shows its chart."""
+    def _repr_mimebundle_(self, *args: Any, **more: Any) -> dict[str, Any]:
+        """In a notebook a figure shows its chart: live where there is Vega, else as a picture."""
+        import base64
+
+        import vl_convert
+
+        chart = self.drawn()
+        shown = chart._repr_mimebundle_(*args, **more)
+        bundle = dict(shown[0] if isinstance(shown, tuple) else shown)
+        try:
+            picture = vl_convert.vegalite_to_png(chart.to_dict(), scale=1.5)
+        except ValueError:  # a chart without a single mark has no size, and so no picture
+            return {**bundle, "text/plain": self.title}
+        return {**bundle, "image/png": base64.b64encode(picture).decode(), "text/plain": self.title}
+
+    def drawn(self) -> Any:
+        """The chart as one altair chart with perpend's type and colours; several side by side, two a row."""
         from perpend.report.charts import themed
 
-        charts = list(self.charts.values())
-        if len(charts) == 1:
-            return themed(charts[0])._repr_mimebundle_(*args, **more)
+        if len(self.charts) == 1:
+            return themed(next(iter(self.charts.values())))
         import altair as alt
 
-        named = [chart.properties(title=name) for name, chart in self.charts.items()]
-        return themed(alt.hconcat(*named))._repr_mimebundle_(*args, **more)
+        named = [chart.properties(title=name, width=380) for name, chart in self.charts.items()]
+        return themed(alt.concat(*named, columns=2))

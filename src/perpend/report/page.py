@@ -86,9 +86,12 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
-def figures_of(run: Any) -> list[Figure]:
-    """The figures that the run's command makes of it; a command that perpend does not know has none."""
-    module = module_of(run.command)
+def figures_of(run: Any, command: str | None = None) -> list[Figure]:
+    """The figures that a command makes of its run; a command that perpend does not know has none.
+
+    `run` may also be the result of a study, which has the run's tables, arrays and results; name the command.
+    """
+    module = module_of(command or run.command)
     make = getattr(module, "figures", None)
     return list(make(run)) if make is not None else []
 
