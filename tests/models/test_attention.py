@@ -7,10 +7,10 @@ import threading
 import pytest
 import torch
 import transformers
-from attention_oracle import aggregate, falcon, gpt_neo, padded, plain_gpt, record, t5
 from torch import nn
 
 import tiny
+from attention_oracle import aggregate, falcon, gpt_neo, padded, plain_gpt, record, t5
 from perpend.errors import InputError, PerpendError
 from perpend.models.attention import (
     attach,
