@@ -40,7 +40,7 @@ def page() -> str:
     parts = [INTRODUCTION]
     for path in sorted(RUNS.glob("*.json")):
         document = json.loads(path.read_text("utf-8"))
-        maker = _SECTIONS.get(document.get("command", ""), _objectives)
+        maker = _SECTIONS.get(document["command"], _by_hand)
         parts.append(maker(path, document))
     return "\n".join(parts)
 
@@ -147,19 +147,6 @@ def _percent(value: float | None) -> str | None:
     return None if value is None else f"{100 * value:.1f}"
 
 
-def _edit(path: Path, document: Mapping[str, Any]) -> str:
-    results = document["results"]
-    names = ["site", "reference", "parallel", "perpendicular", "control"]
-    numbers = ["perplexity", "change", "change_low", "change_high", "kl", "top1_agreement"]
-    cells = results.get("cells") or results.get("sweep", {}).get("cells", [])
-    return "\n".join(
-        [
-            *_heading(path, document),
-            *table([*names, *numbers], [[c.get(n) for n in (*names, *numbers)] for c in cells]),
-        ]
-    )
-
-
 def _prune(path: Path, document: Mapping[str, Any]) -> str:
     names = ["criterion", "sparsity", "perplexity", "sd", "over_base", "kl", "top1_agreement"]
     rows = [[cell.get(name) for name in names] for cell in document["results"]["cells"]]
@@ -170,8 +157,8 @@ def _plain(path: Path, document: Mapping[str, Any]) -> str:
     return "\n".join(_heading(path, document))
 
 
-def _objectives(path: Path, document: Mapping[str, Any]) -> str:
-    """A benchmark's own summary: its command and its rows."""
+def _by_hand(path: Path, document: Mapping[str, Any]) -> str:
+    """A summary that carries its whole command: findings, and the tables it holds."""
     lines = [
         f"## {path.stem}",
         "",
@@ -182,6 +169,13 @@ def _objectives(path: Path, document: Mapping[str, Any]) -> str:
         "```",
         "",
     ]
+    lines += [document["note"], ""] if "note" in document else []
+    lines += [f"- {line}" for line in document.get("findings", [])] + [""]
+    cells = document.get("results", {}).get("cells")
+    if cells:
+        names = ["site", "reference", "parallel", "perpendicular", "control", "perplexity", "change"]
+        names += ["change_low", "change_high", "kl", "top1_agreement"]
+        lines += table(names, [[cell.get(name) for name in names] for cell in cells])
     rows = document.get("rows", [])
     if rows:
         columns = [name for name, value in rows[0].items() if not isinstance(value, (dict, list))]
@@ -191,7 +185,6 @@ def _objectives(path: Path, document: Mapping[str, Any]) -> str:
 
 _SECTIONS = {
     "attention": _attention,
-    "edit": _edit,
     "prune": _prune,
     "updates": _plain,
     "compress": _plain,
