@@ -14,20 +14,20 @@ import pytest
 from perpend import commands
 from perpend.runs import FinishedRun, Run
 
-HERE = Path(__file__).parent
+VERBS = Path(__file__).parent / "verbs"
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _fake_command() -> Iterator[None]:
     """`perpend fake`: one file put into perpend.commands, as a user's own verb would be."""
     before = list(commands.__path__)
-    commands.__path__.append(str(HERE))
+    commands.__path__.append(str(VERBS))
     yield
     commands.__path__[:] = before
     sys.modules.pop("perpend.commands.fake", None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FinishedRun]:
     """A finished run folder of the made-up command."""
     from perpend.commands import fake
@@ -51,7 +51,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def run(make_run: Callable[..., FinishedRun]) -> FinishedRun:
     return make_run()
 
@@ -119,7 +119,7 @@ class Browser:
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     webdriver = pytest.importorskip(
         "selenium.webdriver", reason="selenium is not installed: pip install selenium"

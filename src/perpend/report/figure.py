@@ -54,13 +54,15 @@ class Figure:
         """In a notebook a figure shows its chart: live where there is Vega, else as a picture."""
         import base64
 
+        import altair as alt
         import vl_convert
 
-        chart = self.drawn()
-        shown = chart._repr_mimebundle_(*args, **more)
-        bundle = dict(shown[0] if isinstance(shown, tuple) else shown)
+        drawing = self.drawn().to_dict()
+        major = alt.SCHEMA_VERSION.lstrip("v").split(".")[0]
+        # The specification itself, not altair's HTML: that one fetches its libraries from the network.
+        bundle = {f"application/vnd.vegalite.v{major}+json": drawing}
         try:
-            picture = vl_convert.vegalite_to_png(chart.to_dict(), scale=1.5)
+            picture = vl_convert.vegalite_to_png(drawing, scale=1.5)
         except ValueError:  # a chart without a single mark has no size, and so no picture
             return {**bundle, "text/plain": self.title}
         return {**bundle, "image/png": base64.b64encode(picture).decode(), "text/plain": self.title}
