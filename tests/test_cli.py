@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -303,3 +304,14 @@ def test_the_reference_in_the_docs_is_current() -> None:
     script = Path(__file__).resolve().parent.parent / "scripts" / "command_line.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_quiet_ends_with_the_verb(fakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from perpend.progress import note
+
+    cli.run(["models", "--json"])
+    with contextlib.suppress(SystemExit):
+        cli.run(["attention", "no-such-model", "--quiet"])
+    capsys.readouterr()
+    note("heard again")
+    assert "heard again" in capsys.readouterr().err

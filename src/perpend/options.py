@@ -97,7 +97,10 @@ class Verb(click.Command):
         from perpend import progress
 
         progress.set_quiet(bool(ctx.params.get("quiet")))
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        finally:
+            progress.set_quiet(False)  # a program that runs verbs goes on hearing what concerns it
 
 
 def _explained(param: click.Parameter) -> bool:
