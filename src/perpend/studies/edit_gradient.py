@@ -21,8 +21,9 @@ from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.edit import VALUE_SITES, Edit
 from perpend.models.gradient import gradient_map
 from perpend.progress import Progress, silent
-from perpend.studies.edit_sweep import Cell, EditStudy, draws, sweep
+from perpend.studies.edit_sweep import Cell, EditStudy, sweep
 from perpend.studies.head_sensitivity import layer_changes
+from perpend.studies.resampling import draws
 
 SCALES = ("parallel", "perpendicular")
 STEPS = (0.99, 1.01)  # the finite edits that check the slope

@@ -30,6 +30,7 @@ from perpend.models.edit import Edit, edit
 from perpend.models.head import halves
 from perpend.progress import Progress, silent
 from perpend.report.notebook import Rich
+from perpend.studies.resampling import draws
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,12 +194,6 @@ def summary(
             }
         )
     return records
-
-
-def draws(count: int, resamples: int, seed: int) -> np.ndarray:
-    """Bootstrap weights [resamples, count] that average sequences."""
-    generator = np.random.default_rng(seed)
-    return generator.multinomial(count, np.full(count, 1 / count), size=resamples) / count
 
 
 def _exp(loss: float) -> float | None:

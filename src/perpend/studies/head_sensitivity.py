@@ -35,7 +35,8 @@ from perpend.models.attention.standin import answering
 from perpend.models.edit import RESIDUAL_SITES, VALUE_SITES, Edit, edit, plan_of, value_hook
 from perpend.models.head import halves
 from perpend.progress import Progress, silent
-from perpend.studies.edit_sweep import EditStudy, draws, token_losses
+from perpend.studies.edit_sweep import EditStudy, token_losses
+from perpend.studies.resampling import draws
 
 
 @dataclass

@@ -20,6 +20,7 @@ import numpy as np
 
 from perpend.studies.prune_sets import RANDOM, PruneSet, stability
 from perpend.studies.pruning import SetLosses, paired_change
+from perpend.studies.resampling import draws
 
 SIX = ("js", "js_drop", "content", "js_l1", "js_drop_l1", "content_l1")
 CLASSICAL = ("js", "js_drop", "js_l1", "js_drop_l1")
@@ -133,12 +134,11 @@ def fit_weight(
         best = int(np.argmin(table[:, ~held].mean(1))) if folds > 1 else int(np.argmin(table.mean(1)))
         chosen.append(names[best])
         fitted[held] = table[best, held]
-    generator = np.random.default_rng(seed)
-    draws = generator.multinomial(count, np.full(count, 1 / count), size=1000) / count
+    weights = draws(count, 1000, seed)
     against = {}
     for name, rival in rivals.items():
         difference = fitted - losses.loss[losses.index(rival.heads)]
-        low, high = np.quantile(draws @ difference, [0.025, 0.975])
+        low, high = np.quantile(weights @ difference, [0.025, 0.975])
         verdict = "better" if high < 0 else "worse" if low > 0 else "undecided"
         against[name] = {
             "difference": float(difference.mean()),

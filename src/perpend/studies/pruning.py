@@ -25,6 +25,7 @@ from perpend.models.attention import AttentionCall, attach, attention_sites
 from perpend.models.head import halves
 from perpend.progress import Progress, silent
 from perpend.studies.prune_sets import Head
+from perpend.studies.resampling import draws
 
 CHUNK = 512
 MEASURES = ("loss", "kl", "agreement")
@@ -185,7 +186,5 @@ def _by_layer(heads: Sequence[Head]) -> dict[int, tuple[int, ...]]:
 def paired_change(losses: SetLosses, heads: Sequence[Head], *, resamples: int = 1000, seed: int = 0) -> Any:
     """Change of the mean loss by pruning, nats per token, and its 95 % interval over sequences."""
     change = losses.loss[losses.index(heads)] - losses.base
-    generator = np.random.default_rng(seed)
-    draws = generator.multinomial(len(change), np.full(len(change), 1 / len(change)), size=resamples)
-    low, high = np.quantile(draws @ change / len(change), [0.025, 0.975])
+    low, high = np.quantile(draws(len(change), resamples, seed) @ change, [0.025, 0.975])
     return float(change.mean()), float(low), float(high)
