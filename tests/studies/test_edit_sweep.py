@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 import perpend
 import tiny
 from perpend.errors import InputError
+from perpend.evaluation.windows import as_windows, cut
 from perpend.models.edit import Edit
 from perpend.studies.edit_sweep import Cell, edit_study, sweep, tolerance_basin
 
@@ -44,7 +46,39 @@ def test_the_study_says_what_it_found() -> None:
     assert math.exp(edit["loss"]) == pytest.approx(edit["perplexity"])
     assert control["control"] == "random"
     assert "random" in study.findings[1]
-    assert list(study.tables["positions"]) == ["token", "unedited", cells[0].name, cells[1].name]
+    assert edit["word_perplexity"] is None  # no words were counted
+
+
+def test_perplexities_and_positions_by_hand() -> None:
+    """C4 style per token, WikiText style per word; loss, KL and agreement at each token."""
+    model, ids = tiny.tiny("llama"), tiny.tokens(4, 16)
+    windows = replace(as_windows(ids), words=torch.tensor([7, 8, 9, 10]))
+    study = edit_study(model, windows, CELLS, batch=3)
+    with torch.no_grad():
+        plain = model(ids)[0][:, :-1].double().log_softmax(-1)
+        with perpend.edit(model, CELLS[1].edit):
+            edited = model(ids)[0][:, :-1].double().log_softmax(-1)
+    loss = F.nll_loss(edited.transpose(1, 2), ids[:, 1:], reduction="none")
+    row = study.results["cells"][2]
+    assert row["perplexity"] == pytest.approx(math.exp(loss.mean()), rel=1e-5)
+    assert row["word_perplexity"] == pytest.approx(math.exp(loss.sum() / 34), rel=1e-5)
+    positions = study.tables["positions"]
+    assert list(positions) == ["cell", "edit", "token", "loss", "kl", "top1_agreement"]
+    own = positions[positions["cell"] == 2]
+    assert set(own["edit"]) == {CELLS[1].name}
+    assert list(own["token"]) == list(range(1, 16))
+    kl = (plain.exp() * (plain - edited)).sum(-1)
+    same = (plain.argmax(-1) == edited.argmax(-1)).double()
+    for name, expected in (("loss", loss), ("kl", kl), ("top1_agreement", same)):
+        assert own[name].to_numpy() == pytest.approx(expected.mean(0).numpy(), abs=1e-5)
+    unedited = positions[positions["cell"] == 0]
+    assert set(unedited["kl"]) == {0.0}
+    assert set(unedited["top1_agreement"]) == {1.0}
+
+
+def test_windows_that_leave_tokens_out_are_refused() -> None:
+    with pytest.raises(InputError, match="leave some out"):
+        edit_study(tiny.tiny("llama"), cut(range(30), 16, 8), CELLS)
 
 
 def test_a_sweep_goes_on_where_it_stopped() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from perpend.evaluation.windows import Windows
     from perpend.job import Job
     from perpend.studies.edit_sweep import Cell, EditStudy
 
@@ -54,7 +55,8 @@ def studies(
     if cells:
         from perpend.studies.edit_sweep import edit_study
 
-        found["sweep"] = edit_study(job.model, tokens, cells, basin=options["basin"], **shared)
+        windows = with_words(job, tokens)
+        found["sweep"] = edit_study(job.model, windows, cells, basin=options["basin"], **shared)
     if "audit" in chosen:
         from perpend.studies.diagonal import diagonal_study
 
@@ -117,6 +119,20 @@ def _tasks(job: Job, run: Any, cells: Sequence[Cell]) -> EditStudy:
     return EditStudy(results, found, {}, findings, conventions)
 
 
+def with_words(job: Job, tokens: Tensor) -> Windows:
+    """The sequences with the whitespace words that each one's scored tokens spell."""
+    from dataclasses import replace
+
+    import torch
+
+    from perpend.evaluation.windows import as_windows
+
+    sequences = job.sequences
+    spelt = [job.tokenizer.decode(row, skip_special_tokens=True) for row in tokens[:, 1:].tolist()]
+    words = torch.tensor([len(text.split()) for text in spelt])
+    return replace(as_windows(tokens, bos=sequences.bos, split=sequences.text.name), words=words)
+
+
 def shown(found: dict[str, EditStudy]) -> list[Any]:
     """The tables of the answer on the terminal."""
     parts: list[Any] = []
@@ -148,7 +164,8 @@ def _cells(tables: dict[str, Any]) -> Any:
     table = tables["cells"]
     kept = ["site", "reference", "parallel", "perpendicular", "control"]
     kept += [name for name in ("layers", "heads") if table[name].notna().any()]
-    numbers = ["loss", "perplexity", "change", "change_low", "change_high", "kl", "top1_agreement"]
+    numbers = ["loss", "perplexity", "word_perplexity"]
+    numbers += ["change", "change_low", "change_high", "kl", "top1_agreement"]
     copy = table[[*kept, *numbers]].copy()
     copy[numbers] = copy[numbers].astype(float).round(4)
     copy[kept] = copy[kept].astype(object).where(copy[kept].notna(), "")

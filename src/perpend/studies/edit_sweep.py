@@ -1,7 +1,7 @@
 """What does the loss do when the parallel or the perpendicular part is scaled, and beside what controls?
 
-    rows = sweep(model, windows, cells)          # one row a cell: loss, KL, top-1 agreement, paired interval
-    basins = tolerance_basins(rows)              # how far from 1 a scale may go
+    base, found = sweep(model, windows, cells)   # each cell's loss, KL and top-1 agreement, per token
+    study = edit_study(model, windows, cells)    # one row a cell, with paired intervals, and the basins
 
 The unedited body runs once for all cells; its last hidden states are kept, so that each cell costs one edited
 pass and two passes of the head.
@@ -97,7 +97,7 @@ def sweep(
 
     `tokens` [n, T] or Windows. Cells are stored one by one (`store`), so that a resumed sweep goes on.
     """
-    windows = as_windows(tokens)
+    windows = _all_scored(as_windows(tokens))
     names = [cell.name for cell in cells]
     if len(set(names)) != len(names):
         raise InputError(f"a sweep names a cell twice: {sorted({n for n in names if names.count(n) > 1})[0]}")
@@ -109,6 +109,17 @@ def sweep(
                 found[cell.name] = Losses(*(torch.as_tensor(stored[k]) for k in ("loss", "kl", "agreement")))
                 done(windows.tokens.numel())
     return base, found
+
+
+def _all_scored(windows: Windows) -> Windows:
+    """Windows as the sweep reads them: every token but the first of each counts."""
+    if not bool(windows.scored[:, 1:].all()):
+        raise InputError(
+            "a sweep scores every token but the first of each sequence, and these windows leave some out; "
+            "give it sequences of one length, or take their perplexity under an edit with "
+            "perpend.evaluation.perplexity"
+        )
+    return windows
 
 
 @contextmanager
@@ -162,15 +173,28 @@ def _loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def summary(
-    base: Tensor, found: Mapping[str, Losses], cells: Sequence[Cell], *, resamples: int = 1000, seed: int = 0
+    base: Tensor,
+    found: Mapping[str, Losses],
+    cells: Sequence[Cell],
+    *,
+    words: int | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """One record a cell: loss, perplexity, paired change with a 95 % interval over sequences, KL, agreement.
+    """One record a cell: loss, perplexities, paired change with its 95 % interval, KL, agreement.
 
-    Losses in nats per token; agreement a fraction. The first record is the unedited model.
+    Losses in nats per token; agreement a fraction. `perplexity` is exp(nats per token) on these fixed windows
+    (C4 style), `word_perplexity` exp(nats of all tokens / `words`), the whitespace words they spell (WikiText
+    style); None without `words`. The first record is the unedited model.
     """
     unedited = base.double().mean().item()
     weights = draws(len(base), resamples, seed)
-    records = [{"site": "unedited", "loss": unedited, "perplexity": _exp(unedited), "change": 0.0}]
+
+    def perplexities(loss: float) -> dict[str, float | None]:
+        by_word = None if not words else _exp(loss * base.numel() / words)
+        return {"perplexity": _exp(loss), "word_perplexity": by_word}
+
+    records = [{"site": "unedited", "loss": unedited, **perplexities(unedited), "change": 0.0}]
     for cell in cells:
         losses = found[cell.name]
         change = (losses.loss.double() - base.double()).mean(1).numpy()
@@ -185,7 +209,7 @@ def summary(
                 "control": cell.control,
                 **{what: _listed(chosen) for what, chosen in cell.chosen.items()},
                 "loss": loss,
-                "perplexity": _exp(loss),
+                **perplexities(loss),
                 "change": float(change.mean()),
                 "change_low": float(low),
                 "change_high": float(high),
@@ -198,6 +222,25 @@ def summary(
 
 def _exp(loss: float) -> float | None:
     return math.exp(loss) if loss < 700 else None
+
+
+def by_position(base: Tensor, found: Mapping[str, Losses], cells: Sequence[Cell]) -> dict[str, np.ndarray]:
+    """Means over sequences at each token: columns `cell` (row of `cells`), `edit`, `token`, `loss`, `kl`,
+    `top1_agreement`; cell 0 is the unedited model.
+    """
+    count = base.shape[1]
+    same = Losses(base, torch.zeros_like(base), torch.ones_like(base))
+    all_of = {"unedited": same, **{cell.name: found[cell.name] for cell in cells}}
+    columns = {"loss": "loss", "kl": "kl", "top1_agreement": "agreement"}
+    return {
+        "cell": np.repeat(np.arange(len(all_of)), count),
+        "edit": np.repeat(np.array(list(all_of), dtype=object), count),
+        "token": np.tile(np.arange(1, count + 1), len(all_of)),
+        **{
+            name: np.concatenate([getattr(one, own).double().mean(0).numpy() for one in all_of.values()])
+            for name, own in columns.items()
+        },
+    }
 
 
 @dataclass(frozen=True)
@@ -264,19 +307,21 @@ def edit_study(
     store: Store = direct,
     progress: Progress = silent,
 ) -> EditStudy:
-    """Run a sweep and say what it shows. With `basin`, the tolerance basin of each site and scale."""
+    """Run a sweep and say what it shows. With `basin`, the tolerance basin of each site and scale.
+
+    Windows that carry `words` (whitespace words of each sequence's scored tokens) give word perplexities too.
+    """
     import pandas as pd
 
-    base, found = sweep(model, tokens, cells, batch=batch, store=store, progress=progress)
-    records = summary(base, found, cells)
+    windows = as_windows(tokens)
+    words = None if windows.words is None else int(windows.words.sum())
+    base, found = sweep(model, windows, cells, batch=batch, store=store, progress=progress)
+    records = summary(base, found, cells, words=words)
     table = pd.DataFrame(records).reindex(columns=COLUMNS)
-    positions = {"token": np.arange(1, base.shape[1] + 1), "unedited": base.double().mean(0).numpy()}
-    positions |= {cell.name: found[cell.name].loss.double().mean(0).numpy() for cell in cells}
-    tables = {"cells": table, "positions": pd.DataFrame(positions)}
+    tables = {"cells": table, "positions": pd.DataFrame(by_position(base, found, cells))}
     basins = _basins(records) if basin else []
     if basins:
         tables["basins"] = pd.DataFrame(basins)
-    windows = as_windows(tokens)
     return EditStudy(
         {"cells": records, **({"basins": basins} if basins else {})},
         tables,
@@ -287,6 +332,9 @@ def edit_study(
         _said(records, basins),
         {
             "loss": "nats per token; mean over all tokens but the first of each sequence",
+            "perplexity": "C4 style: exp(nats per token) on disjoint windows of `context` tokens",
+            "word_perplexity": "WikiText style: exp(nats of these tokens / whitespace words they spell)",
+            "words": words,
             "context": int(windows.tokens.shape[1]),
             "sequences": len(windows.tokens),
             "tokens": int(base.numel()),
@@ -300,7 +348,7 @@ def edit_study(
 
 COLUMNS = [
     *("site", "reference", "parallel", "perpendicular", "control", "layers", "heads"),
-    *("loss", "perplexity"),
+    *("loss", "perplexity", "word_perplexity"),
     *("change", "change_low", "change_high", "kl", "top1_agreement"),
 ]
 
