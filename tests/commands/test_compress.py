@@ -218,3 +218,21 @@ def test_downstream_scores_stand_beside_the_errors(capsys, tmp_path, shared, mod
     for regime in results["regimes"].values():
         assert -1 <= regime["scores"]["piqa"] <= 1, "the change against the base model"
     assert "piqa" in {row["target"] for row in results["relations"]}
+    paired = results["comparison"]["wanda:2:4"]["tasks"]["piqa"]
+    assert paired["acc_norm"]["n"] == 8
+    assert paired["acc_norm"]["difference"] == pytest.approx(
+        results["regimes"]["wanda:2:4"]["scores"]["piqa"]
+    )
+
+
+def test_a_comparison_scores_both_models_on_the_same_items(capsys, tmp_path, shared, model, text):
+    asked = ["--tasks", "piqa", "--tasks-data", shared / "data/eval", "--tasks-limit", 4, "--json"]
+    code, out, err = run(
+        capsys, "compare", model, model, *text, "--mode", "local", *asked, "--out", tmp_path / "run"
+    )
+    assert code == 0, err
+    results = json.loads(out)["results"]
+    assert list(results["tasks"]) == ["base", str(model)]
+    row = results["comparison"][str(model)]["tasks"]["piqa"]["gold log-likelihood"]
+    assert row["difference"] == 0
+    assert row["n"] == 4

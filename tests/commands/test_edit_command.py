@@ -93,9 +93,9 @@ def test_tasks_are_scored_under_every_edit(saved: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     more = ("--site", "value.full", "--parallel", "0", "--tasks", "piqa", "--out", str(out))
     assert run(words(saved, *more, "--tasks-data", str(saved / "tasks"))) == 0
-    scores = Run.open(out).tables["task_scores"]
+    scores = Run.open(out).tables["scores"]
     assert set(scores["condition"]) == {"unedited", "value.full head s∥=0 s⊥=1"}
-    assert set(Run.open(out).tables["task_comparison"]["task"]) == {"piqa"}
+    assert set(Run.open(out).tables["comparison"]["task"]) == {"piqa"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from perpend.commands._tasks import Tasks
     from perpend.evaluation.windows import Windows
     from perpend.job import Job
     from perpend.studies.edit_sweep import Cell, EditStudy
@@ -73,50 +74,16 @@ def studies(
         found["heads"] = head_sensitivity(
             job.model, tokens, site=head_site(options), reference=reference, parallel=parallel, **shared
         )
-    if options["tasks"]:
-        found["tasks"] = _tasks(job, run, cells)
     return found
 
 
-def _tasks(job: Job, run: Any, cells: Sequence[Cell]) -> EditStudy:
-    """Scores of the unedited model and of every edit, and each edit against the unedited one."""
-    from contextlib import nullcontext
-    from dataclasses import asdict
-
-    import pandas as pd
-
-    from perpend.evaluation.options import task_options
-    from perpend.evaluation.paired import compare
-    from perpend.evaluation.result import Evaluation, TaskScores
-    from perpend.evaluation.suite import evaluate
-    from perpend.studies.edit_sweep import EditStudy
-
-    asked = task_options(job.options)
-
-    def scores(name: str, context: Any) -> Evaluation:
-        def compute() -> list[dict[str, Any]]:
-            with context:
-                evaluation = evaluate(job.model, job.tokenizer, progress=job.progress, **asked)
-            return [asdict(task) for task in evaluation.tasks]
-
-        kept = {key: asked[key] for key in ("limit", "bos", "batch", "seed")}
-        return Evaluation(tuple(TaskScores(**task) for task in run.step(f"tasks-{name}", compute)), kept)
-
-    plain = scores("unedited", nullcontext())
-    tables, findings, results = [plain.table.assign(condition="unedited")], [], {"unedited": plain.results}
-    compared = []
-    for index, cell in enumerate(cell for cell in cells if cell.control is None):
-        own = scores(str(index), cell.applied(job.model))
-        comparison = compare(plain, own)
-        tables.append(own.table.assign(condition=cell.name))
-        compared.append(comparison.table.assign(condition=cell.name))
-        results[cell.name] = own.results
-        findings += [f"{cell.name}: {line}." for line in comparison.findings]
-    found = {"task_scores": pd.concat(tables, ignore_index=True)}
-    if compared:
-        found["task_comparison"] = pd.concat(compared, ignore_index=True)
-    conventions = {"scores": "fractions with Wilson 95 % intervals", "comparison": "paired item by item"}
-    return EditStudy(results, found, {}, findings, conventions)
+def score(tasks: Tasks, job: Job, cells: Sequence[Cell]) -> None:
+    """Scores the model as it is and under every edit of the sweep, controls apart."""
+    tasks.score("unedited")
+    for cell in cells:
+        if cell.control is None:
+            with cell.applied(job.model):
+                tasks.score(cell.name)
 
 
 def with_words(job: Job, tokens: Tensor) -> Windows:
@@ -153,10 +120,6 @@ def shown(found: dict[str, EditStudy]) -> list[Any]:
             parts.append(("Slope of the loss at s = 1, nats per unit", tables["slope_check"].round(4)))
         elif name == "heads":
             parts.append(("Heads alone and together, by layer (nats)", tables["layers"].round(4)))
-        elif name == "tasks":
-            columns = ["condition", "task", "metric", "value", "low", "high", "n"]
-            scores = tables["task_scores"]
-            parts.append(("Scores (fractions)", scores[scores["headline"]][columns].round(4)))
     return parts
 
 

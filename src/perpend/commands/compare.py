@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perpend.commands.compress import ALONG, MODES
+from perpend.commands._pair_options import error_options
+from perpend.evaluation.options import add_tasks
 from perpend.options import DTYPES, Near, run_options, seed_options, text_options, verb
 
 if TYPE_CHECKING:
@@ -23,39 +24,8 @@ if TYPE_CHECKING:
 @click.option("--device", help="cpu, cuda, cuda:1, mps or auto.  [default: the fastest there is]")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model. Off unless asked.")
 @text_options(sequences=16, length=512, batch=4)
-@click.option(
-    "--error-sequences",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Measure the error on the first N sequences only.  [default: on all]",
-)
-@click.option("--mode", "modes", multiple=True, type=Near(MODES), help="Error modes.  [default: both]")
-@click.option(
-    "--along", multiple=True, type=Near(ALONG), help="Directions to split along.  [default: update]"
-)
-@click.option(
-    "--layer-changes",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Also the loss change of each of OTHER's layers alone in BASE, on N sequences.",
-)
-@click.option(
-    "--surgery",
-    "surgery_sequences",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Also run BASE with only e⊥, only e∥, and each at matched norm, on N sequences.",
-)
-@click.option(
-    "--map",
-    "map_sequences",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Also the sensitivity map, one layer and part at a time, on N sequences.",
-)
+@error_options
+@add_tasks
 @seed_options((0,))
 @run_options
 def command(**options: Any) -> None:
@@ -66,7 +36,7 @@ def command(**options: Any) -> None:
     and number of layers. Reported too: both perplexities, KL divergence and how often the top token is the
     same.
     """
-    from perpend.commands._compression import Compare
+    from perpend.commands._compare import Compare
 
     Compare(options).run()
 

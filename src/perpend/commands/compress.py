@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perpend.options import Near, model_options, run_options, seed_options, text_options, verb
+from perpend.commands._pair_options import error_options
+from perpend.evaluation.options import add_tasks
+from perpend.options import model_options, run_options, seed_options, text_options, verb
 
 if TYPE_CHECKING:
     from perpend.report.figure import Figure
 
 DEFAULT = ("awq", "wanda", "wanda:4:8", "wanda:2:4")
-MODES = ("local", "propagated")
-ALONG = ("update", "input", "output")
 
 
 @verb(
@@ -41,47 +41,13 @@ ALONG = ("update", "input", "output")
     "--calibration-length", type=click.IntRange(2), default=512, show_default=True, help="Tokens in one."
 )
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Matrices to leave uncompressed. Repeatable.")
-@click.option(
-    "--error-sequences",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Measure the error on the first N sequences only.  [default: on all]",
-)
-@click.option("--mode", "modes", multiple=True, type=Near(MODES), help="Error modes.  [default: both]")
-@click.option(
-    "--along", multiple=True, type=Near(ALONG), help="Directions to split along.  [default: update]"
-)
-@click.option(
-    "--layer-changes",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Also the loss change of each compressed layer alone, on N sequences.",
-)
-@click.option(
-    "--surgery",
-    "surgery_sequences",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Also run the model with only e⊥, only e∥, and each at matched norm, on N sequences.",
-)
-@click.option(
-    "--map",
-    "map_sequences",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Also the sensitivity map, one layer and part at a time, on N sequences.",
-)
+@error_options
 @click.option(
     "--allocate",
     metavar="SETTING=V1,V2,...",
     help="Also a plan for one setting per layer and part, checked at equal bytes.",
 )
-@click.option("--tasks", help="Downstream tasks to score each model on, comma-separated.")
-@click.option("--tasks-data", metavar="DIR", help="Folder of the tasks' JSON-lines files.")
-@click.option("--tasks-limit", type=click.IntRange(1), help="The first so many items of each task.")
+@add_tasks
 @click.option("--save", "save_to", metavar="DIR", help="Write the compressed model there (one --method).")
 @seed_options((0,))
 @run_options
@@ -93,7 +59,7 @@ def command(**options: Any) -> None:
     it (which scales it). With --save the model is written as plain transformers loads it: masks and rounded
     values in ordinary weights. Without --calibration, calibration and evaluation never share a sequence.
     """
-    from perpend.commands._compression import Compress
+    from perpend.commands._compress import Compress
 
     Compress(options).run()
 

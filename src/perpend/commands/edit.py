@@ -114,6 +114,7 @@ def command(**options: Any) -> None:
     sweep and pairs it with the unedited model, item by item.
     """
     from perpend.commands import _edit_parts as parts
+    from perpend.commands._tasks import Tasks
     from perpend.job import Job
 
     job = Job("edit", options)
@@ -125,6 +126,9 @@ def command(**options: Any) -> None:
         return
     with job.run(cells=[cell.name for cell in cells]) as run:
         studies = parts.studies(job, run, tokens, cells, chosen)
+        tasks = Tasks(job, run)
+        if tasks:
+            parts.score(tasks, job, cells)
         for study in studies.values():
             for name, table in study.tables.items():
                 run.table(name, table)
@@ -134,8 +138,12 @@ def command(**options: Any) -> None:
         results |= {name: study.results for name, study in studies.items() if name != "sweep"}
         conventions = {name: study.conventions for name, study in studies.items()}
         findings = [line for study in studies.values() for line in study.findings]
-        run.finish(results=results, conventions=conventions, findings=findings)
-    job.answer(run, *parts.shown(studies))
+        if tasks:
+            results |= tasks.results
+            conventions |= {"tasks": tasks.conventions}
+        scores = tasks.tables()
+        run.finish(results=results, conventions=conventions, findings=[*findings, *tasks.findings])
+    job.answer(run, *parts.shown(studies), *scores)
 
 
 def cells_of(options: dict[str, Any]) -> list[Cell]:
@@ -175,5 +183,6 @@ def cells_of(options: dict[str, Any]) -> list[Cell]:
 def figures(run: Any) -> list[Figure]:
     """The figures of a run of `perpend edit`."""
     from perpend.commands._edit_figures import figures as made
+    from perpend.commands._tasks import figures as scored
 
-    return made(run)
+    return [*made(run), *scored(run)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,6 @@ from perpend.options import Near, model_options, run_options, seed_options, text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from perpend.evaluation.result import Evaluation, TaskScores
     from perpend.report.figure import Figure
 
 LOSSES = ("fixed", "token", "word")
@@ -90,80 +88,47 @@ class Evaluate:
             raise InputError("nothing to score: name --tasks (lambada, piqa, ruler ...) or --perplexity")
 
     def run(self) -> None:
+        from perpend.commands._tasks import Tasks
         from perpend.evaluation.options import all_edits
-        from perpend.evaluation.paired import compare
         from perpend.evaluation.perplexity import paired
 
         if self.options["plan"]:
             self._plan()
             return
         job = self.job
+        margins = {"margin": self.options["margin"] / 100, "margin_nats": self.options["margin_nats"]}
         with job.run(margins=[self.options["margin"], self.options["margin_nats"]]) as run:
-            evaluations: dict[str, Evaluation] = {}
+            tasks = Tasks(job, run, **margins)
             losses: dict[str, dict[str, Any]] = {}
             for condition, edits in self.conditions.items():
                 with all_edits(job.model, edits):
-                    evaluations[condition] = self._scores(run, condition)
+                    tasks.score(condition)
                     losses[condition] = self._losses()
-            base = evaluations["unedited"]
-            comparisons = {
-                condition: compare(
-                    base, other, margin=self.options["margin"] / 100, margin_nats=self.options["margin_nats"]
-                )
-                for condition, other in evaluations.items()
-                if condition != "unedited" and self.names
-            }
             changes = {
                 condition: {kind: paired(losses["unedited"][kind].nll, one.nll) for kind, one in own.items()}
                 for condition, own in losses.items()
                 if condition != "unedited" and own
             }
-            shown = self._tables(run, evaluations, losses, comparisons, changes)
+            shown = [*tasks.tables(), *self._tables(run, losses, changes)]
             run.finish(
                 results={
-                    "tasks": {name: one.results for name, one in evaluations.items()},
+                    **tasks.results,
                     "perplexity": {
                         name: {kind: one.results for kind, one in own.items()} for name, own in losses.items()
                     },
-                    "comparison": {name: one.results for name, one in comparisons.items()},
                     "perplexity_change": {
                         name: {kind: one.results for kind, one in own.items()}
                         for name, own in changes.items()
                     },
                 },
-                conventions=self._conventions(),
-                findings=self._findings(base, comparisons, changes),
+                conventions={**tasks.conventions, "edits": self._edits()},
+                findings=[*tasks.findings, *_changed(changes)],
                 undefined={},
             )
         job.answer(run, *shown)
 
-    def _scores(self, run: Any, condition: str) -> Evaluation:
-        """One step a task (and length), so that an interrupted run goes on where it stopped."""
-        from dataclasses import asdict
-
-        from perpend.evaluation.options import task_options
-        from perpend.evaluation.result import Evaluation, TaskScores
-        from perpend.evaluation.ruler import names as generated
-        from perpend.evaluation.suite import evaluate
-
-        options = task_options(self.options)
-
-        def steps() -> Iterator[TaskScores]:
-            for name in self.names:
-                for length in options["lengths"] if name in generated() else (None,):
-                    own = {**options, "tasks": [name], **({"lengths": (length,)} if length else {})}
-                    stored = run.step(
-                        f"{condition}/{name}" + (f"@{length}" if length else ""),
-                        lambda own=own: [
-                            asdict(one)
-                            for one in evaluate(
-                                self.job.model, self.job.tokenizer, progress=self.job.progress, **own
-                            ).tasks
-                        ],
-                    )
-                    yield from (TaskScores(**one) for one in stored)
-
-        return Evaluation(tuple(steps()), {key: options[key] for key in ("limit", "bos", "batch", "seed")})
+    def _edits(self) -> dict[str, Any]:
+        return {name: [one.to_json() for one in edits] for name, edits in self.conditions.items() if edits}
 
     def _losses(self) -> dict[str, Any]:
         from perpend.evaluation import corpus
@@ -190,42 +155,10 @@ class Evaluate:
                 made[kind] = corpus.word_perplexity(*given, context=options["length"], **shared)
         return made
 
-    def _tables(
-        self, run: Any, evaluations: Any, losses: Any, comparisons: Any, changes: Any
-    ) -> list[tuple[str, pd.DataFrame]]:
+    def _tables(self, run: Any, losses: Any, changes: Any) -> list[tuple[str, pd.DataFrame]]:
         import pandas as pd
 
         shown = []
-
-        def stacked(parts: dict[str, pd.DataFrame]) -> pd.DataFrame:
-            frames = [frame.assign(condition=name) for name, frame in parts.items() if len(frame)]
-            table = pd.concat(frames, ignore_index=True)
-            return table[["condition", *(column for column in table if column != "condition")]]
-
-        if self.names:
-            scores = stacked({name: one.table for name, one in evaluations.items()})
-            run.table("scores", scores)
-            run.table("items", stacked({name: one.items for name, one in evaluations.items()}))
-            columns = [
-                "condition",
-                "task",
-                "metric",
-                "value",
-                "low",
-                "high",
-                "n",
-                "chance",
-                "fewshot",
-                "context",
-            ]
-            kept = scores[scores["headline"] | scores["metric"].eq("perplexity")][columns]
-            shown.append(("Scores (fractions, 95 % intervals)", kept.round(4)))
-        if comparisons:
-            table = stacked({name: one.table for name, one in comparisons.items()})
-            run.table("comparison", table)
-            columns = ["condition", "task", "quantity", "difference", "low", "high", "verdict"]
-            columns.append("items_for_equivalence")
-            shown.append(("Edited against unedited, item by item", table[columns].round(4)))
         rows = [{"condition": c, **one.results} for c, own in losses.items() for one in own.values()]
         if rows:
             table = pd.DataFrame(rows)
@@ -253,37 +186,6 @@ class Evaluate:
             columns = ["condition", "kind", "difference", "low", "high", "ratio"]
             shown.append(("Change of loss, the same sequences (nats a token)", table[columns].round(4)))
         return shown
-
-    def _conventions(self) -> dict[str, Any]:
-        return {
-            "scores": "fractions with Wilson 95 % intervals; acc_norm divides by characters, as the harness",
-            "gold log-likelihood": "nats, of the right answer given the prompt",
-            "equivalent": f"90 % interval of the paired difference within ±{self.options['margin']} points "
-            f"(±{self.options['margin_nats']} nats)",
-            "different": "95 % interval of the paired difference excludes 0, and not equivalent",
-            "intervals of differences": "Newcombe's paired one for 0/1 scores, else bootstrap over items",
-            "edits": {
-                name: [one.to_json() for one in edits] for name, edits in self.conditions.items() if edits
-            },
-        }
-
-    def _findings(self, base: Evaluation, comparisons: Any, changes: Any) -> list[str]:
-        found = []
-        if base.floor:
-            found.append(
-                f"The unedited model is not above guessing on {', '.join(base.floor)}: what an edit does "
-                "there cannot be seen in the score."
-            )
-        for condition, one in comparisons.items():
-            found += [f"{condition} · {sentence}." for sentence in one.findings]
-        for condition, own in changes.items():
-            for kind, one in own.items():
-                interval = f" [{one.low:+.4f}, {one.high:+.4f}]" if one.sequences > 1 else ""
-                found.append(
-                    f"{condition} · {kind} loss: {one.difference:+.4f} nats a token{interval}, "
-                    f"{one.ratio:.3f} times the perplexity."
-                )
-        return found
 
     def _plan(self) -> None:
         """Requests and tokens are known before anything runs; time is that of one batch measured."""
@@ -316,45 +218,20 @@ class Evaluate:
         self.job.planned(tokens, remarks=remarks)
 
 
+def _changed(changes: Any) -> list[str]:
+    found = []
+    for condition, own in changes.items():
+        for kind, one in own.items():
+            interval = f" [{one.low:+.4f}, {one.high:+.4f}]" if one.sequences > 1 else ""
+            found.append(
+                f"{condition} · {kind} loss: {one.difference:+.4f} nats a token{interval}, "
+                f"{one.ratio:.3f} times the perplexity."
+            )
+    return found
+
+
 def figures(run: Any) -> list[Figure]:
     """The figures of a run of `perpend evaluate`."""
-    from perpend.report import charts
-    from perpend.report.figure import Figure
+    from perpend.commands._tasks import figures as made
 
-    made = []
-    if "scores" in run.tables:
-        scores = run.tables["scores"]
-        scores = scores[scores["headline"]]
-        made.append(
-            Figure(
-                "Task scores",
-                "What does the model score, as it is and edited?",
-                charts.bars(
-                    scores, "value", by="task", low="low", high="high", series="condition", percent=True
-                ),
-                scores,
-                "Bars are the headline score of each task, lines its 95 % interval. A score at chance says "
-                "nothing about an edit.",
-            )
-        )
-    if "comparison" in run.tables:
-        table = run.tables["comparison"]
-        for quantity, title in (
-            (True, "Change of the right answer's log-likelihood"),
-            (False, "Change of scores"),
-        ):
-            part = table[table["quantity"].eq("gold log-likelihood") == quantity]
-            if len(part):
-                made.append(
-                    Figure(
-                        title,
-                        "Does the edit change the answers to the same questions?",
-                        charts.bars(
-                            part, "difference", by="task", low="low", high="high", series="condition"
-                        ),
-                        part,
-                        "Edited minus unedited, item by item, with 95 % intervals. Equivalent needs the "
-                        "whole (90 %) interval within the margin; one that includes 0 decides nothing.",
-                    )
-                )
-    return made
+    return made(run)

@@ -56,7 +56,6 @@ class Setting:
     keep: Sequence[str] = ()
     layer_sequences: int = 0
     progress: Progress = silent
-    score: Callable[[Any], dict[str, float]] | None = None  # downstream scores of a model
 
 
 def run_regime(base: nn.Module, regime: Regime, setting: Setting, base_nll: Any) -> tuple[dict, nn.Module]:
@@ -72,7 +71,7 @@ def run_regime(base: nn.Module, regime: Regime, setting: Setting, base_nll: Any)
 
 
 def measure_pair(base: nn.Module, other: nn.Module, setting: Setting, base_nll: Any) -> dict[str, Any]:
-    """Error, loss and (where asked for) loss change per layer and scores of a model against its base."""
+    """Error, loss and (where asked for) loss change per layer of a model against its base."""
     from perpend.compression import layer_changes, measure
     from perpend.evaluation.perplexity import paired, perplexity, token_nll
 
@@ -93,8 +92,6 @@ def measure_pair(base: nn.Module, other: nn.Module, setting: Setting, base_nll: 
     if setting.layer_sequences:
         rows = setting.tokens[: setting.layer_sequences]
         out["layers"] = layer_changes(base, other, rows, batch=setting.batch, progress=setting.progress)
-    if setting.score is not None:
-        out["scores"] = setting.score(other)
     return out
 
 

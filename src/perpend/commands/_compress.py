@@ -1,0 +1,220 @@
+"""The run of `perpend compress`: one base model under several methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from perpend.commands._pairs import Pairs, cost_finding, loss_record, surgery_findings
+from perpend.commands._tasks import Tasks, headline
+from perpend.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from perpend.compression.method import Regime
+    from perpend.studies.compression import Setting
+
+
+class Compress(Pairs):
+    """One base model under several methods."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__("compress", options)
+        from perpend.commands.compress import DEFAULT
+        from perpend.compression.method import regime
+
+        self.regimes: list[Regime] = [regime(text) for text in self.options["methods"] or DEFAULT]
+        names = [r.name for r in self.regimes]
+        if len(set(names)) < len(names):
+            raise InputError(f"a method is named twice: {', '.join(names)}")
+        if self.options["save_to"] and len(names) != 1:
+            raise InputError("--save writes one model: give exactly one --method")
+        self.allocated = _allocation(self.options["allocate"])
+        self._made: dict[str, Any] = {}
+
+    @cached_property
+    def calibration(self) -> Any:
+        from perpend.compression.calibration import calibration
+
+        return calibration(
+            self.options["calibration"],
+            self.job.tokenizer,
+            sequences=self.options["calibration_sequences"],
+            length=self.options["calibration_length"],
+            bos=self.options["bos"],
+            avoid=self.job.sequences,
+            used=len(self.tokens),
+        )
+
+    def run(self) -> None:
+        from perpend.compression import check
+
+        modes = self.options["modes"] or ("local", "propagated")
+        each = 1 + 1 + 3 * ("local" in modes) + ("propagated" in modes)
+        remarks = [f"each of {len(self.regimes)} methods also passes the calibration text two to four times"]
+        for regime in self.regimes:  # a width that does not fit is refused before anything is computed
+            check(self.job.model, regime, keep=self.options["keep"])
+        if self.job.planned(self.tokens, passes=1 + each * len(self.regimes), remarks=remarks):
+            return
+        with self.job.run(calibration_text=self.calibration.record) as run:
+            self._fill(run)
+        self.job.answer(run, ("Compressed models", self.shown(self.outcomes)), *self.shown_scores)
+
+    def _fill(self, run: Any) -> None:
+        from perpend.studies.compression import ordering, run_regime, sentence
+
+        model = self.job.model
+        base = self.base_nll(run)
+        setting = self.setting(self.calibration.tokens)
+        tasks = Tasks(self.job, run)
+        results: dict[str, Any] = {"base": {"loss": loss_record(base)}, "regimes": {}}
+        if tasks:
+            tasks.score("base")
+            results["base"]["scores"] = headline(tasks.base)
+        self.outcomes: dict[str, Any] = {}
+        for regime in self.regimes:
+            name = regime.name
+
+            def compute(regime: Regime = regime) -> dict[str, Any]:
+                outcome, self._made[regime.name] = run_regime(model, regime, setting, base)
+                return outcome
+
+            outcome = run.step(f"regime {name}", compute)
+            if tasks:
+                tasks.score(name, lambda regime=regime: self.made(regime))
+                outcome["scores"] = tasks.changes(name)
+            self.outcomes[name] = outcome
+            results["regimes"][name] = {
+                key: outcome[key]
+                for key in ("compression", "loss", "change", "summary", "scores")
+                if key in outcome
+            }
+            self.cut(run, name, lambda regime=regime: self.made(regime), results)
+            if self.options["save_to"]:
+                from perpend.compression.save import save
+
+                record = {"perpend": outcome["compression"], "model": self.job.model_name}
+                results["saved"] = run.step(
+                    "saved",
+                    lambda regime=regime, record=record: save(
+                        self.made(regime), self.job.tokenizer, self.options["save_to"], record
+                    ),
+                )
+            self._made.clear()  # one compressed copy at a time
+        tables = self.tables(run, self.outcomes, results)
+        run.table("matrices", _facts(self.outcomes))
+        order = sorted(self.outcomes, key=lambda n: self.outcomes[n]["change"]["difference"])
+        findings = [cost_finding(name, self.outcomes[name]) for name in order]
+        results["relations"] = tables["relations"].to_dict("records")
+        # a repair trades one part of the error for the other, so only plain methods are asked for one order
+        plain = [name for name in order if not self.outcomes[name]["compression"]["repair"]]
+        if len(plain) > 1:
+            results["ordering"] = [
+                ordering(run.tables["layers"], plain, mode, part)
+                for mode in setting.modes
+                for part in self.parts
+            ]
+            findings += [_ordered(o) for o in results["ordering"] if o["part"] in ("mlp", "block")]
+        findings += [sentence(self.outcomes, tables["relations"], mode, "block") for mode in setting.modes]
+        findings += surgery_findings(results)
+        if self.allocated:
+            results["plan"] = self._plans(run, setting)
+            findings += [_planned(plan) for plan in results["plan"]]
+        findings += [
+            f"{name}: {warning}"
+            for name, o in self.outcomes.items()
+            for warning in o["compression"]["warnings"]
+        ]
+        self.shown_scores = tasks.tables()
+        results |= tasks.results if tasks else {}
+        conventions = self.conventions() | (tasks.conventions if tasks else {})
+        run.finish(results, conventions, [*findings, *tasks.findings])
+
+    def made(self, regime: Regime) -> Any:
+        """The compressed copy of a regime; made again where a resumed run has only its measurements."""
+        import copy
+
+        from perpend.compression import compress
+
+        if regime.name not in self._made:
+            other = copy.deepcopy(self.job.model)
+            compress(
+                other, self.calibration.tokens, regime, batch=self.options["batch"], keep=self.options["keep"]
+            )
+            self._made[regime.name] = other
+        return self._made[regime.name]
+
+    def _plans(self, run: Any, setting: Setting) -> list[dict[str, Any]]:
+        """A plan from the whole error and one from e⊥ for the first method that has the setting."""
+        from perpend.studies.compression_surgery import plan
+
+        option, values = self.allocated
+        regime = next((r for r in self.regimes if option in r.method.defaults), None)
+        if regime is None:
+            raise InputError(f"--allocate: none of the methods has a setting {option!r}")
+        kind = type(regime.method.defaults[option])
+        rows = self.calibration.tokens[: max(4, self.options["map_sequences"])]
+        return [
+            run.step(
+                f"plan {component}",
+                lambda component=component: plan(
+                    self.job.model,
+                    regime,
+                    setting,
+                    option=option,
+                    values=[kind(v) for v in values],
+                    map_tokens=rows,
+                    component=component,
+                ),
+            )
+            for component in ("both", "perpendicular")
+        ]
+
+
+def _allocation(text: str | None) -> tuple[str, list[str]] | None:
+    if not text:
+        return None
+    option, equals, values = text.partition("=")
+    chosen = [v for v in values.split(",") if v]
+    if not equals or not chosen:
+        raise InputError(
+            f"--allocate is SETTING=V1,V2,... (as sparsity=0.4,0.5,0.6 or bits=3,4,5), not {text!r}"
+        )
+    return option, chosen
+
+
+def _facts(outcomes: Mapping[str, Any]) -> pd.DataFrame:
+    """What was done to each matrix: one row per regime and matrix, unused columns left out."""
+    import pandas as pd
+
+    rows = [
+        {"regime": name, "matrix": matrix, **{k: v for k, v in facts.items() if not isinstance(v, dict)},
+         **{f"{k}_{kk}": vv for k, v in facts.items() if isinstance(v, dict) for kk, vv in v.items()}}
+        for name, outcome in outcomes.items()
+        for matrix, facts in outcome["facts"].items()
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _ordered(o: Mapping[str, Any]) -> str:
+    def told(measure: str) -> str:
+        share = 100 * o[measure]["layers"]
+        return f"{'holds' if o[measure]['mean'] else 'fails'} in the mean, at {share:.0f} % of layers"
+
+    return (
+        f"{o['part']}, {o['mode']}: the order by loss ({' < '.join(o['order'])}) "
+        f"{told('perpendicular')} in e⊥; in e∥ it {told('parallel')}"
+    )
+
+
+def _planned(plan: Mapping[str, Any]) -> str:
+    d = plan["difference"]
+    which = "e" if plan["component"] == "both" else "e⊥"
+    return (
+        f"a plan of {plan['option']} by {which} for {plan['regime']}, at {plan['plan']['bytes']:,.0f} of "
+        f"{plan['uniform']['bytes']:,.0f} bytes: perplexity {plan['plan']['perplexity']:.2f} against "
+        f"{plan['uniform']['perplexity']:.2f} uniform ({d['loss']:+.3f} nats "
+        f"[{d['low']:+.3f}, {d['high']:+.3f}])"
+    )

@@ -1,0 +1,176 @@
+"""What `perpend compress` and `perpend compare` share: a base model, texts, and models set against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from perpend import distributed
+from perpend.errors import InputError
+from perpend.job import Job
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from perpend.studies.compression import Setting
+
+
+class Pairs:
+    """The common part: a base model, texts, and the tables and results of any number of other models."""
+
+    def __init__(self, command: str, options: Mapping[str, Any]) -> None:
+        if distributed.world() > 1:
+            raise InputError(f"perpend {command} runs in one process: start it without torchrun")
+        self.job = Job(command, options)
+        self.options = self.job.options
+        if len(self.options["seeds"]) != 1:
+            raise InputError("one --seed: it chooses the evaluated sequences and surgery's random directions")
+        self.seed = self.options["seeds"][0]
+
+    @cached_property
+    def tokens(self) -> Any:
+        return self.job.tokens(self.seed)
+
+    @cached_property
+    def windows(self) -> Any:
+        from perpend.evaluation.windows import as_windows
+
+        cut = self.job.sequences
+        return as_windows(self.tokens, bos=cut.bos, split=cut.text.name)
+
+    def setting(self, calibration: Any) -> Setting:
+        from perpend.studies.compression import Setting
+
+        return Setting(
+            calibration=calibration,
+            tokens=self.tokens[: self.options["error_sequences"]],
+            windows=self.windows,
+            modes=self.options["modes"] or ("local", "propagated"),
+            along=self.options["along"] or ("update",),
+            batch=self.options["batch"],
+            keep=self.options.get("keep", ()),
+            layer_sequences=min(self.options["layer_changes"], len(self.tokens)),
+            progress=self.job.progress,
+        )
+
+    def base_nll(self, run: Any) -> Any:
+        """The base model's losses, a step of the run."""
+        from perpend.evaluation.losses import TokenNLL, token_nll
+
+        def compute() -> dict[str, Any]:
+            nll = token_nll(self.job.model, self.windows, batch=self.options["batch"])
+            return {"values": nll.values, "scored": nll.scored}
+
+        kept = run.step("base loss", compute)
+        return TokenNLL(kept["values"], kept["scored"], self.windows)
+
+    def cut(self, run: Any, name: str, other: Callable[[], Any], results: dict[str, Any]) -> None:
+        """Surgery and sensitivity map of one model, where asked for: steps, tables and findings' numbers."""
+        from perpend.compression import sensitivity
+        from perpend.studies.compression_surgery import surgery
+
+        batch = self.options["batch"]
+        if self.options["surgery_sequences"]:
+            some = self.windows.take(min(self.options["surgery_sequences"], len(self.tokens)))
+            table = run.step(
+                f"surgery {name}",
+                lambda: surgery(self.job.model, other(), some, batch=batch, seed=self.seed),
+            )
+            results.setdefault("surgery", {})[name] = table.to_dict("records")
+        if self.options["map_sequences"]:
+            rows = self.tokens[: self.options["map_sequences"]]
+            table = run.step(
+                f"map {name}",
+                lambda: sensitivity(
+                    self.job.model, other(), rows, batch=batch, seed=self.seed, progress=self.job.progress
+                ),
+            )
+            results.setdefault("sensitivity", {})[name] = table.to_dict("records")
+
+    def tables(self, run: Any, outcomes: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes the tables that figures and readers need; returns those shown on the terminal."""
+        import pandas as pd
+
+        from perpend.studies.compression import layer_table, regime_table, relations
+
+        run.table("layers", layer_table(outcomes))
+        modes = self.options["modes"] or ("local", "propagated")
+        frames = [
+            regime_table(outcomes, mode, part).assign(mode=mode, part=part)
+            for mode in modes
+            for part in self.parts
+        ]
+        regimes = pd.concat(frames, ignore_index=True)
+        run.table("regimes", regimes)
+        related = relations(outcomes)
+        run.table("relations", related)
+        for kind in ("surgery", "sensitivity"):
+            if kind in results:
+                rows = [pd.DataFrame(v).assign(regime=k) for k, v in results[kind].items()]
+                run.table(kind, pd.concat(rows, ignore_index=True))
+        layers = [o["layers"].assign(regime=n) for n, o in outcomes.items() if "layers" in o]
+        if layers:
+            run.table("layer_changes", pd.concat(layers, ignore_index=True))
+        return {"regimes": regimes, "relations": related}
+
+    @property
+    def parts(self) -> Sequence[str]:
+        from perpend.models.stream import parts_of
+
+        return parts_of(self.job.model)
+
+    def shown(self, outcomes: Mapping[str, Any]) -> pd.DataFrame:
+        """One line per model for the terminal: perplexity, and the error of whole blocks."""
+        from perpend.studies.compression import regime_table
+
+        mode = (self.options["modes"] or ("local",))[0]
+        table = regime_table(outcomes, mode, "block")
+        return table[
+            ["regime", "perplexity", "change", "perpendicular", "parallel", "total", "kappa", "angle"]
+        ]
+
+    def conventions(self) -> dict[str, Any]:
+        return {
+            "error_sequences": self.options["error_sequences"] or len(self.tokens),
+            "error": "e = update of the other model - base update, relative to the norm of the base update",
+            "local": "attn and block on the base block input, mlp on the base mid-stream",
+            "propagated": "each model on its own stream",
+            "kappa": "<e, u> / (|u| |base update|), signed; u is the direction of `along`",
+            "rotation": "cosine of u and u + e",
+            "change": "difference of mean losses, other minus base, nats a token; 95 % over sequences",
+            "perplexity": f"context {self.tokens.shape[1]}, disjoint windows, every token but the first",
+            "masks": "ties: the lower index goes first",
+        }
+
+
+def loss_record(nll: Any) -> dict[str, Any]:
+    from perpend.evaluation.perplexity import perplexity
+
+    return perplexity("loss", nll).results
+
+
+def cost_finding(name: str, outcome: Mapping[str, Any]) -> str:
+    change, loss = outcome["change"], outcome["loss"]
+    interval = "" if change["low"] is None else f" [{change['low']:+.3f}, {change['high']:+.3f}]"
+    block = next(s for s in outcome["summary"] if s["part"] == "block")
+    return (
+        f"{name}: perplexity {loss['perplexity']:.2f} ({change['difference']:+.3f} nats{interval}); "
+        f"block error across {block['perpendicular']:.3f}, along {block['parallel']:.3f} with κ "
+        f"{block['kappa']:+.3f} ({block['mode']}, means over layers)"
+    )
+
+
+def surgery_findings(results: Mapping[str, Any]) -> list[str]:
+    out = []
+    for name, rows in results.get("surgery", {}).items():
+        change = {(r["component"], r["norm"]): r["change"] for r in rows}
+        out.append(
+            f"surgery on {name}: the whole error costs {change['both', 'own']:+.3f} nats, e⊥ alone "
+            f"{change['perpendicular', 'own']:+.3f}, e∥ alone {change['parallel', 'own']:+.3f}; at the norm "
+            f"of e, e⊥ {change['perpendicular', 'error']:+.3f}, e∥ {change['parallel', 'error']:+.3f}, a "
+            f"random direction {change['random', 'error']:+.3f}; at the norm of e∥, e⊥ "
+            f"{change['perpendicular', 'parallel']:+.3f}, a random direction "
+            f"{change['random', 'parallel']:+.3f}"
+        )
+    return out
