@@ -61,12 +61,12 @@ class Replay:
 
 @torch.no_grad()
 def capture(model: nn.Module, tokens: Tensor) -> Replay:
-    """Everything needed to run the blocks on tokens [batch, T] outside the model.
+    """Everything needed to run the blocks on tokens [batch, T] or images [batch, 3, h, w] outside the model.
 
     The blocks themselves are passed over, so it costs little more than the embedding.
     """
     found = blocks(model)
-    check_replay(model, found)
+    check_replay(model, found, tokens)
     calls: list[Call] = []
     first: list[Tensor] = []
 
@@ -112,10 +112,13 @@ _CHECKED: set[tuple[type, int]] = set()
 
 
 @torch.no_grad()
-def check_replay(model: nn.Module, found: Sequence[Block] | None = None) -> None:
+def check_replay(
+    model: nn.Module, found: Sequence[Block] | None = None, inputs: Tensor | None = None
+) -> None:
     """PerpendError, naming the layer, if the stream changes between two blocks or blocks are called twice.
 
-    Runs the real model once on a few tokens; a model class that passed is not run again.
+    Runs the real model once on a few tokens (an image model: on the first of `inputs`); a model class that
+    passed is not run again.
     """
     found = found or blocks(model)
     kind = (type(model), len(found))
@@ -140,7 +143,8 @@ def check_replay(model: nn.Module, found: Sequence[Block] | None = None) -> None
         for block in found:
             stack.callback(block.module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(block.module.register_forward_hook(leave).remove)
-        _call(model, torch.arange(3, 19, device=next(model.parameters()).device)[None] % _vocabulary(model))
+        images = inputs is not None and torch.is_floating_point(inputs)
+        _call(model, inputs[:1] if images else torch.arange(3, 19)[None] % _vocabulary(model))
     for block, here, out in zip(found[1:], entered[1:], left):
         stream = out if isinstance(out, Tensor) else out[0]
         if here.shape != stream.shape or not torch.equal(here, stream):
@@ -158,9 +162,12 @@ def _vocabulary(model: nn.Module) -> int:
 
 
 def _call(model: nn.Module, tokens: Tensor) -> None:
-    tokens = tokens.to(next(model.parameters()).device)
+    first = next(model.parameters())
+    tokens = tokens.to(first.device)
     try:
-        if getattr(model.config, "is_encoder_decoder", False) or hasattr(model, "pooler"):
+        if torch.is_floating_point(tokens):
+            model(pixel_values=tokens.to(first.dtype))
+        elif getattr(model.config, "is_encoder_decoder", False) or hasattr(model, "pooler"):
             model(input_ids=tokens)
         else:
             model(input_ids=tokens, use_cache=False)

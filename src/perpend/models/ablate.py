@@ -15,10 +15,13 @@ Source: redundancy pruning of "Which Question Is Your Attention Metric Answering
 
 from __future__ import annotations
 
+import json
+import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,7 +54,7 @@ class Ablation:
     checked: set[int] = field(default_factory=set)
     _alive: set[Head] = field(default_factory=set)
     _seen: set[int] = field(default_factory=set)
-    _unread: frozenset[Head] = frozenset()
+    _unread: set[Head] = field(default_factory=set)
 
     @property
     def zero_anyway(self) -> tuple[Head, ...]:
@@ -63,26 +66,40 @@ class Ablation:
 
 
 @contextmanager
-def ablate(model: nn.Module, heads: Iterable[Head]) -> Iterator[Ablation]:
+def ablate(model: nn.Module, heads: Iterable[Head] | str | os.PathLike[str]) -> Iterator[Ablation]:
     """Zero the aggregates of `heads`, pairs (layer, query head), for as long as the `with` lasts.
 
-    An empty list leaves the model untouched. Raises InputError for a layer or head that is not there, and
-    PerpendError from inside the forward pass if an aggregate is not zero where W_O reads it.
+    `heads` may be a file that `read_heads` reads. An empty list leaves the model untouched. Raises InputError
+    for a layer or head that is not there, and PerpendError from inside the forward pass if an aggregate is
+    not zero where W_O reads it.
     """
+    if isinstance(heads, (str, os.PathLike)):
+        heads = read_heads(heads)
     sites = attention_sites(model)
     removed = _by_layer(sites, heads)
-    projections = _output_projections(model, sites)
     ablation = Ablation(
         tuple((layer, head) for layer, chosen in removed.items() for head in chosen),
         tuple(unused_kv_heads(sites, removed)),
-        tuple(layer for layer in removed if layer not in projections),
-        _unread=frozenset(
-            (layer, head)
-            for layer, chosen in removed.items()
-            for head in chosen
-            if layer in projections and not bool(_columns(projections[layer], sites[layer], head).any())
-        ),
+        tuple(layer for layer in removed if layer not in _output_projections(model, sites)),
     )
+    with zeroing(model, removed, ablation):
+        yield ablation
+
+
+@contextmanager
+def zeroing(model: nn.Module, removed: Mapping[int, Sequence[int]], ablation: Ablation) -> Iterator[None]:
+    """Zero the aggregates that `removed` (layer -> heads) names *at the time of each call*, in its layers.
+
+    The mapping may change between calls (one walk through many sets), its keys may not. `ablation` keeps what
+    is seen: which heads were alive, and where the zero was checked. Raises as `ablate` does.
+    """
+    sites = attention_sites(model)
+    projections = _output_projections(model, sites)
+    ablation._unread |= {
+        (layer, head)
+        for layer, head in ablation.heads
+        if layer in projections and not bool(_columns(projections[layer], sites[layer], head).any())
+    }
     alone = [layer for layer in removed if sites[layer].path == "probabilities"]
     lost = [sites[layer].name for layer in alone if layer not in projections]
     if lost:
@@ -92,28 +109,29 @@ def ablate(model: nn.Module, heads: Iterable[Head]) -> Iterator[Ablation]:
             "that"
         )
 
-    def zero(call: AttentionCall, output: Tensor) -> Tensor:
-        chosen = removed[call.layer]
-        ablation._seen.add(call.layer)
+    def without(layer: int, aggregate: Tensor) -> Tensor:
+        """The aggregate [..., heads, d_v] of a layer with the chosen heads zero."""
+        chosen = list(removed[layer])
+        ablation._seen.add(layer)
         for head in chosen:
-            if (call.layer, head) not in ablation._alive and bool(output[:, :, head].any()):
-                ablation._alive.add((call.layer, head))
-        kept = output.clone()
-        kept[:, :, chosen] = 0
+            if (layer, head) not in ablation._alive and bool(aggregate[..., head, :].any()):
+                ablation._alive.add((layer, head))
+        kept = aggregate.clone()
+        kept[..., chosen, :] = 0
         return kept
+
+    def zero(call: AttentionCall, output: Tensor) -> Tensor | None:
+        return without(call.layer, output) if removed[call.layer] else None
 
     def zero_at(layer: int) -> Any:
         """The same for a layer that hooks cannot reach: on the input of its output projection."""
         site = sites[layer]
 
-        def act(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        def act(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if not removed[layer]:
+                return None
             aggregate = args[0].unflatten(-1, (site.heads, site.value_dim))
-            ablation._seen.add(layer)
-            alive = (head for head in removed[layer] if bool(aggregate[..., head, :].any()))
-            ablation._alive.update((layer, head) for head in alive)
-            kept = aggregate.clone()
-            kept[..., removed[layer], :] = 0
-            return (kept.flatten(-2), *args[1:])
+            return (without(layer, aggregate).flatten(-2), *args[1:])
 
         return act
 
@@ -124,12 +142,37 @@ def ablate(model: nn.Module, heads: Iterable[Head]) -> Iterator[Ablation]:
             stack.enter_context(attach(model, zero, layers=hooked))
             for layer in alone:
                 stack.callback(projections[layer].register_forward_pre_hook(zero_at(layer)).remove)
-            for layer, chosen in removed.items():
+            for layer in removed:
                 if layer in projections:
-                    look = _zero_check(ablation, sites[layer], chosen)
+                    look = _zero_check(ablation, sites[layer], removed)
                     handle = projections[layer].register_forward_pre_hook(look)
                     stack.callback(handle.remove)
-        yield ablation
+        yield
+
+
+def read_heads(path: str | os.PathLike[str]) -> tuple[Head, ...]:
+    """The (layer, head) pairs of a file of heads, sorted: `{"heads": [[0, 3], ...]}`, or the list alone.
+
+    Raises InputError for a file that is not there or holds something else.
+    """
+    file = Path(path).expanduser()
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"there is no file of heads {file} ({error.strerror})") from error
+    except ValueError as error:
+        raise InputError(f"{file} is no JSON ({error}); {_FILE_FORM}") from error
+    pairs = content.get("heads") if isinstance(content, dict) else content
+    if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
+        raise InputError(f"{file} holds no list of heads; {_FILE_FORM}")
+    return tuple(sorted({(pair[0], pair[1]) for pair in pairs}))
+
+
+_FILE_FORM = 'a file of heads is {"heads": [[layer, head], ...]}, as `perpend prune` writes into masks/'
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(type(index) is int for index in pair)
 
 
 def unused_kv_heads(sites: Iterable[AttentionSite], removed: Mapping[int, Iterable[int]]) -> list[Head]:
@@ -209,8 +252,11 @@ def _columns(module: nn.Module, site: AttentionSite, head: int) -> Tensor:
     return columns[head * site.value_dim : (head + 1) * site.value_dim]
 
 
-def _zero_check(ablation: Ablation, site: AttentionSite, heads: list[int]) -> Any:
+def _zero_check(ablation: Ablation, site: AttentionSite, removed: Mapping[int, Sequence[int]]) -> Any:
     def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+        heads = list(removed[site.index])
+        if not heads:
+            return
         aggregate = args[0].unflatten(-1, (site.heads, site.value_dim))
         if bool(aggregate[..., heads, :].any()):
             raise PerpendError(

@@ -1,10 +1,9 @@
-"""What do prune sets cost? All sets evaluated on the same text, no layer run twice under the same masks.
-
-Two sets that agree on their first layers share them: the sets form a tree whose branches are the masks of one
-layer, and a depth-first walk runs each branch once. Equal sets are one leaf.
+"""What do prune sets cost a language model? All sets evaluated on the same text, by the walk of `prune_walk`.
 
     losses = evaluate_sets(model, windows, [set_a, set_b])    # per sequence: nats, KL, top-1 agreement
     losses.cost                                               # layer runs over layer runs of one pass a set
+
+Models without next-token losses (image models, encoders) have `studies.prune_agreement`.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perpend.compression.replay import Replay, capture, stand_ins
 from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import PerpendError
 from perpend.evaluation.windows import Windows, as_windows
-from perpend.models.attention import AttentionCall, attach, attention_sites
 from perpend.models.head import halves
 from perpend.progress import Progress, silent
 from perpend.studies.prune_sets import Head
+from perpend.studies.prune_walk import UNPRUNED, Walk, distinct_sets, stand_ins, zero_anyway
 from perpend.studies.resampling import draws
 
 CHUNK = 512
+KEPT = 2**30  # bytes of the unpruned model's log-probabilities that are kept, not computed for each set again
 MEASURES = ("loss", "kl", "agreement")
 
 
@@ -37,7 +36,7 @@ class SetLosses:
 
     `base` [n] and `loss`, `kl`, `agreement` [sets, n]: means over the scored tokens of each sequence (nats
     per token, nats per token, fraction). `cost`: layers run, as a fraction of one full pass for each
-    distinct set.
+    distinct set and the unpruned model. `zero_anyway`: heads that added nothing before they were removed.
     """
 
     sets: tuple[tuple[Head, ...], ...]
@@ -47,6 +46,7 @@ class SetLosses:
     agreement: np.ndarray
     tokens: int
     cost: float
+    zero_anyway: tuple[Head, ...] = ()
 
     def index(self, heads: Sequence[Head]) -> int:
         """Where a set stands."""
@@ -57,7 +57,8 @@ class SetLosses:
         return float(np.exp(self.base.mean()))
 
     def perplexity(self, heads: Sequence[Head]) -> float:
-        return float(np.exp(self.loss[self.index(heads)].mean()))
+        """The perplexity without these heads; the unpruned model's for no heads."""
+        return float(np.exp(self.loss[self.index(heads)].mean())) if len(heads) else self.base_perplexity
 
 
 def evaluate_sets(
@@ -71,90 +72,59 @@ def evaluate_sets(
 ) -> SetLosses:
     """Evaluate each distinct set of heads on `tokens` [n, T], batch by batch (the unit of resuming).
 
-    Raises PerpendError where an ablated aggregate does not reach the output projection as zero.
+    Raises PerpendError where an ablated aggregate does not reach the output projection as zero, InputError
+    for a model that is no causal language model.
     """
     windows = as_windows(tokens)
-    distinct = sorted({tuple(sorted((int(a), int(b)) for a, b in heads)) for heads in sets} - {()})
+    distinct = distinct_sets(sets)
     starts = range(0, len(windows.tokens), batch)
-    layers = len(attention_sites(model))
-    plain_cost = (len(distinct) + 1) * layers
+    parts = halves(model)
+    device = next(model.parameters()).device
 
     with progress(total=len(windows.tokens), unit="sequences", description="pruned models") as advance:
 
         def compute(block: int) -> dict[str, Tensor]:
-            rows = windows.tokens[starts[block] : starts[block] + batch]
-            walk = _Walk(model, rows, distinct)
-            found = walk.run()
+            rows = windows.tokens[starts[block] : starts[block] + batch].to(device)
+            walk = Walk(model, rows[:, :-1], distinct)
+            measured = _Losses(model, parts, rows, len(distinct))
+            walk.run(measured.leaf)
             advance(len(rows))
-            return {**found, "runs": torch.tensor(float(walk.runs))}
+            ran = torch.tensor([walk.runs, walk.blocks])
+            return {"base": measured.base, **measured.found, "ran": ran, "alive": walk.alive}
 
-        parts = map_blocks(len(starts), compute, store=store, name="pruned")
-    joined = {name: np.concatenate([np.asarray(p[name]) for p in parts], -1) for name in ("base", *MEASURES)}
-    runs = float(np.mean([float(p["runs"]) for p in parts]))
+        done = map_blocks(len(starts), compute, store=store, name="pruned")
+    joined = {name: np.concatenate([np.asarray(p[name]) for p in done], -1) for name in ("base", *MEASURES)}
+    runs, plain = np.sum([np.asarray(p["ran"]) for p in done], 0)
     return SetLosses(
         tuple(distinct),
         joined["base"],
         *(joined[name] for name in MEASURES),
         tokens=int(windows.scored[:, 1:].sum()),
-        cost=runs / plain_cost,
+        cost=float(runs / ((len(distinct) + 1) * plain)),
+        zero_anyway=zero_anyway(distinct, [p["alive"] for p in done]),
     )
 
 
-class _Walk:
-    """One batch through the tree of masks."""
+class _Losses:
+    """The losses of one batch, set by set as the walk reaches them."""
 
-    def __init__(self, model: nn.Module, rows: Tensor, sets: Sequence[tuple[Head, ...]]) -> None:
-        self.model, self.rows = model, rows.to(next(model.parameters()).device)
-        self.sets, self.parts, self.runs = sets, halves(model), 0
-        self.replay: Replay = capture(model, self.rows[:, :-1])
-        self.sites = attention_sites(model)
-        self.site_of = {site.block: site.index for site in self.sites}
-        self.masks = [_by_layer(heads) for heads in sets]
-        self.now: dict[int, tuple[int, ...]] = {}
+    def __init__(self, model: nn.Module, parts: Any, rows: Tensor, sets: int) -> None:
+        self.model, self.parts, self.rows = model, parts, rows
         self.plain: Tensor | None = None
-        shape = (len(sets), len(rows))
-        self.found = {name: torch.zeros(shape, dtype=torch.float64) for name in MEASURES}
+        self.logs: dict[int, Tensor] = {}  # of the unpruned model, by the slice's start
+        self.found = {name: torch.zeros(sets, len(rows), dtype=torch.float64) for name in MEASURES}
         self.base = torch.zeros(len(rows), dtype=torch.float64)
 
-    def run(self) -> dict[str, Tensor]:
-        with torch.no_grad(), attach(self.model, self._zero):
-            # The unpruned model is the branch without masks, walked first: other leaves are held against it.
-            self._branch(0, self.replay.hidden, [-1, *range(len(self.sets))])
-        return {"base": self.base, **self.found}
-
-    def _zero(self, call: AttentionCall, output: Tensor) -> Tensor | None:
-        chosen = self.now.get(call.layer)
-        if not chosen:
-            return None
-        kept = output.clone()
-        kept[:, :, list(chosen)] = 0
-        return kept
-
-    def _branch(self, block: int, hidden: Tensor, members: Sequence[int]) -> None:
-        if block == len(self.replay.blocks):
-            self._leaf(hidden, members)
-            return
-        layer = self.site_of.get(block, -1)
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for member in members:
-            mask = () if member < 0 else self.masks[member].get(layer, ())
-            groups.setdefault(mask, []).append(member)
-        for mask in sorted(groups, key=len):  # the empty mask first
-            self.now = {layer: mask}
-            after = self.replay.run(block, hidden)
-            self.runs += 1
-            self._branch(block + 1, after, groups[mask])
-
-    def _leaf(self, hidden: Tensor, members: Sequence[int]) -> None:
+    def leaf(self, hidden: Tensor, members: Sequence[int]) -> None:
         with stand_ins(self.model, hidden):
             last = self.parts.trunk(self.rows[:, :-1])
-        if members[0] < 0:
+        if members[0] == UNPRUNED:
             self.plain = last
         if self.plain is None:
             raise PerpendError("the unpruned branch was not walked first")
         measured = self._measure(last)
         for member in members:
-            if member < 0:
+            if member == UNPRUNED:
                 self.base = measured["loss"]
             else:
                 for name in MEASURES:
@@ -169,22 +139,23 @@ class _Walk:
             q = torch.log_softmax(self.parts.head(last[:, span]).float(), -1)
             target = self.rows[:, 1:][:, span, None]
             sums["loss"] -= q.gather(-1, target)[..., 0].double().sum(1).cpu()
-            if last is not self.plain:
+            if last is self.plain:
+                if q.numel() * q.element_size() * (length / q.shape[1]) <= KEPT:
+                    self.logs[start] = q
+                sums["agreement"] += float(q.shape[1])
+                continue
+            p = self.logs.get(start)
+            if p is None:
                 p = torch.log_softmax(self.parts.head(self.plain[:, span]).float(), -1)  # type: ignore[index]
-                sums["kl"] += (p.exp() * (p - q)).nan_to_num(0.0).double().sum((1, 2)).cpu()
-                sums["agreement"] += (p.argmax(-1) == q.argmax(-1)).double().sum(1).cpu()
+            sums["kl"] += (p.exp() * (p - q)).nan_to_num(0.0).double().sum((1, 2)).cpu()
+            sums["agreement"] += (p.argmax(-1) == q.argmax(-1)).double().sum(1).cpu()
         return {name: value / length for name, value in sums.items()}
-
-
-def _by_layer(heads: Sequence[Head]) -> dict[int, tuple[int, ...]]:
-    found: dict[int, list[int]] = {}
-    for layer, head in heads:
-        found.setdefault(layer, []).append(head)
-    return {layer: tuple(sorted(chosen)) for layer, chosen in found.items()}
 
 
 def paired_change(losses: SetLosses, heads: Sequence[Head], *, resamples: int = 1000, seed: int = 0) -> Any:
     """Change of the mean loss by pruning, nats per token, and its 95 % interval over sequences."""
+    if not heads:
+        return 0.0, 0.0, 0.0
     change = losses.loss[losses.index(heads)] - losses.base
     low, high = np.quantile(draws(len(change), resamples, seed) @ change, [0.025, 0.975])
     return float(change.mean()), float(low), float(high)
