@@ -73,7 +73,8 @@ def test_two_models_on_one_map(two: Path, tmp_path: Path) -> None:
 
 def test_resumed_after_the_first_model_is_the_same(two: Path, tmp_path: Path, monkeypatch) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert run([*words(two), "--out", str(whole)]) == 0
+    assert run([*words(two), "--families", "a,b", "--out", str(whole)]) == 0
+    assert Run.open(whole).results["families"].keys() == {"a", "b"}
     measure, seen = scale._measure, []
 
     def fails(job, options, run_, index):
@@ -86,11 +87,11 @@ def test_resumed_after_the_first_model_is_the_same(two: Path, tmp_path: Path, mo
         return measure(job, options, run_, index)
 
     monkeypatch.setattr(scale, "_measure", fails)
-    assert run([*words(two), "--out", str(broken)]) != 0
+    assert run([*words(two), "--families", "a,b", "--out", str(broken)]) != 0
     kept = list((broken / "steps").glob("predictions*"))
     assert kept, "the predictions were not written before the first model"
     monkeypatch.setattr(scale, "_measure", counts)
-    assert run([*words(two), "--out", str(broken), "--resume"]) == 0
+    assert run([*words(two), "--families", "a,b", "--out", str(broken), "--resume"]) == 0
     assert seen == [1]
     one, other = Run.open(whole).results, Run.open(broken).results
     for results in (one, other):
@@ -101,6 +102,8 @@ def test_resumed_after_the_first_model_is_the_same(two: Path, tmp_path: Path, mo
 def test_words_that_make_no_study(two: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert run(["scale", str(two / "small")]) == 2
     assert "at least two" in capsys.readouterr().err
+    assert run([*words(two), "--families", "a"]) == 2
+    assert "give one each" in capsys.readouterr().err
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_text("{}")

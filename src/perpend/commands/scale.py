@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 @click.option("--dtype", type=Near(DTYPES), help="Number type of the weights.  [default: each model's]")
 @click.option("--device", help="cpu, cuda, cuda:1, mps or auto.  [default: the fastest there is]")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model. Off by default.")
+@click.option(
+    "--families",
+    metavar="A,B,…",
+    help="The family of each MODEL, in order: sizes are compared within one.  [default: its architecture]",
+)
 @text_options(sequences=64, length=192, batch=8)
 @row_options
 @click.option(
@@ -38,6 +43,8 @@ def command(**options: Any) -> None:
     first one missing. What the attention paper predicts is written into the run before the first model is
     measured, and scored at the end.
     """
+    from dataclasses import replace
+
     from perpend.errors import InputError
     from perpend.job import Job
     from perpend.studies import predictions
@@ -49,6 +56,9 @@ def command(**options: Any) -> None:
         raise InputError("perpend scale compares models: name at least two, each once")
     if len(options["seeds"]) != 1:
         raise InputError("perpend scale takes one --seed: every model reads the same part of the text")
+    families = [part.strip() for part in (options["families"] or "").split(",") if part.strip()]
+    if families and len(families) != len(names):
+        raise InputError(f"--families names {len(families)} families for {len(names)} models; give one each")
     text = read_text(options["text"])
     without = [name for name in names if _lacks_tokenizer(name)]
     if without:  # before the first model is measured: a run cannot go on without one of its models
@@ -79,6 +89,8 @@ def command(**options: Any) -> None:
             )))
             for index, name in enumerate(names)
         ]  # fmt: skip
+        if families:
+            measured = [replace(model, family=family) for model, family in zip(measured, families)]
         study = scale_study(measured, written)
         for name, table in study.tables.items():
             run.table(name, table)
