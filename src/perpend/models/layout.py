@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from perpend.errors import InputError
 from perpend.models.families import Family, ScaleGroup, known
@@ -37,6 +37,14 @@ class Block:
     def out_proj(self) -> nn.Module | None:
         """W_O, the projection that reads the value aggregate."""
         return self.find(self.family.out_proj) if self.family else None
+
+    def projection(self, heads: int) -> Tensor | None:
+        """W_O's weight as [d, heads, d_v], head by head; None where no known module holds it in that form."""
+        module = self.out_proj
+        if module is None or not hasattr(module, "weight") or module.weight.ndim != 2:
+            return None
+        weight = module.weight if isinstance(module, nn.Linear) else module.weight.T
+        return None if weight.shape[1] % heads else weight.detach().unflatten(1, (heads, -1))
 
     @property
     def linears(self) -> dict[str, nn.Module]:

@@ -37,7 +37,7 @@ from perpend.distributed import Store, direct, map_blocks
 from perpend.models.attention import AttentionCall, attach, attention_sites, self_weight
 from perpend.models.edit import coefficient_along, own_value, value_coefficient
 from perpend.models.head import halves
-from perpend.models.stream import Block, Contribution, blocks, contributions, parts_of
+from perpend.models.stream import Contribution, blocks, contributions, parts_of
 from perpend.progress import Progress, silent
 from perpend.studies.edit_sweep import EditStudy
 
@@ -180,17 +180,6 @@ class _Sums:
         return found | {f"{layer}/{site}/audit": row for (layer, site), row in self.audit.items()}
 
 
-def _projection(block: Block, heads: int) -> Tensor | None:
-    """W_O as [d, H, d_v], None where the block does not say which module it is."""
-    module = block.out_proj
-    if module is None or not hasattr(module, "weight") or module.weight.ndim != 2:
-        return None
-    weight = module.weight if isinstance(module, nn.Linear) else module.weight.T
-    if weight.shape[1] % heads:
-        return None
-    return weight.detach().unflatten(1, (heads, -1))
-
-
 @contextmanager
 def _watched(model: nn.Module, sums: _Sums, parallel: float, undefined: dict[str, str]) -> Iterator[None]:
     """Read every attention layer of whatever runs inside into `sums`."""
@@ -227,7 +216,7 @@ def _watched(model: nn.Module, sums: _Sums, parallel: float, undefined: dict[str
             return
         read, made = raw.pop(c.layer)
         heads = reading.value.shape[2]
-        weight = _projection(of_block[c.layer], heads)
+        weight = of_block[c.layer].projection(heads)
         plain = reading.output.flatten(2).to(read.dtype)
         if weight is None or read.shape[-1] != plain.shape[-1] or not torch.equal(read.view_as(plain), plain):
             undefined[f"layer {layer_of[c.layer]}"] = (

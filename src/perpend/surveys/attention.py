@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +29,13 @@ from perpend.models.attention import (
     visible,
 )
 from perpend.progress import Progress, silent
-from perpend.surveys import probabilities
-from perpend.surveys.attention_result import AttentionSurvey
+from perpend.surveys import probabilities, variants
+from perpend.surveys.attention_result import AttentionSurvey, collect
 from perpend.surveys.batches import Sequences, runner, sequences
-from perpend.surveys.blocks import finish
 from perpend.surveys.capture import Capture
 from perpend.surveys.supports import Support, plan_support
+from perpend.surveys.value_weights import log_weights
+from perpend.surveys.variants import Extras, Plan
 
 BLOCK = 32
 
@@ -53,6 +55,12 @@ def survey_attention(
     tower: str = "text",
     batch: int = 8,
     block: int = BLOCK,
+    windows: Sequence[int] = (),
+    drop_both: bool = False,
+    value_weights: Sequence[str] = (),
+    whole_rows: str | Sequence[int] | None = None,
+    row_sample: int = 0,
+    seed: int = 0,
     store: Store = direct,
     progress: Progress = silent,
 ) -> AttentionSurvey:
@@ -66,12 +74,28 @@ def survey_attention(
     layers: indices in `attention_sites(model)`. batch: sequences a pass; block: sequences whose sums stay
     apart. store, progress: as in `perpend.runs` and `perpend.progress`.
 
+    In the same pass, each off unless asked for: windows: further windows, with the mass they retain
+    (`survey.windows`). drop_both: rows of all queries but the sink's own (`survey.variants["drop-both"]`).
+    value_weights: of `value`, `output` (`survey.weighted`). whole_rows: rows of every length, in bins of
+    positions `log`, `linear` or given (`survey.whole`). row_sample: so many single rows of all heads, at the
+    same places, chosen by `seed` (`survey.picked`). With `queries` a pair, all windows have the same queries.
+
     Raises InputError for inputs and rules that do not fit, PerpendError for logits that are not finite.
     """
     if batch < 1 or block < 1:
         raise InputError("batch and block are numbers of sequences, at least 1")
     data = sequences(tokens, attention_mask)
     sites = choose_sites(attention_sites(model, tower), layers)
+    extras = Extras(
+        tuple(windows),
+        drop_both,
+        tuple(value_weights),
+        whole_rows if whole_rows is None or isinstance(whole_rows, str) else tuple(whole_rows),
+        row_sample,
+        seed,
+    )
+    if extras.any and not rows:
+        raise InputError("windows, value weights, whole and single rows need rows=True")
     if any(site.path == "probabilities" for site in sites):
         return probabilities.survey_model(
             model,
@@ -83,6 +107,7 @@ def survey_attention(
             batch=batch,
             block=block,
             store=store,
+            extras=extras,
         )
     run = runner(model, set(data.inputs))
     causal, length, virtual = _look(model, sites, data, run, tower)
@@ -96,40 +121,45 @@ def survey_attention(
     )
     count = -(-data.count // block)
 
-    def survey(support: Support, number: int, name: str, want_rows: bool) -> list[dict[str, Tensor]]:
+    def survey(support: Support, number: int, name: str, want_rows: bool, plan: Plan) -> list[dict[str, Any]]:
+        lse = retained or plan.retained
         with progress(
             total=min(data.count, number * block) * length, unit="tokens", description=name
         ) as advance:
 
-            def compute(index: int) -> dict[str, Tensor]:
+            def compute(index: int) -> dict[str, Any]:
                 span = range(index * block, min(data.count, (index + 1) * block))
                 capture = Capture(support, None, want_rows, retained, sample if want_rows else 0)
+                reader = variants.Reader(capture, plan, span)
                 with (
                     torch.no_grad(),
-                    attach(
-                        model, capture.hook, [site.index for site in sites], need_lse=retained, tower=tower
-                    ),
+                    attach(model, reader.hook, [site.index for site in sites], need_lse=lse, tower=tower),
                 ):
                     for start in range(span.start, span.stop, batch):
                         stop = min(span.stop, start + batch)
                         inputs, lengths = data.batch(start, stop)
-                        capture.batch(lengths)
+                        reader.batch(lengths, start)
                         run(inputs)
                         advance((stop - start) * length)
-                return finish(capture, sites, len(span))
+                return reader.finish(sites)
 
             return map_blocks(number, compute, store=store, name=name)
 
     chosen = sink
     if sink == "auto":
         first = plan_support(sink="virtual" if virtual else "first", **options)
-        chosen = _largest(survey(first, 1, "attention-sink", True), first)
+        chosen = _largest(survey(first, 1, "attention-sink", True, Plan()), first)
     support = plan_support(sink=chosen, **options)
-    return AttentionSurvey(
-        sites=sites,
-        support=support,
-        blocks=survey(support, count, "attention", rows),
-        sequences=data.count,
+    weigh = {}
+    if extras.value_weights:
+        weigh = log_weights(model, sites, extras.value_weights, run, data.batch(0, 1)[0], tower)
+    plan = variants.plan(extras, support, data, options, weigh)
+    return collect(
+        survey(support, count, "attention", rows, plan),
+        sites,
+        support,
+        data.count,
+        plan,
         chosen_sink=support.rule if sink == "auto" else None,
         retained_known=retained and rows,
     )

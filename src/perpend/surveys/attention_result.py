@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,16 @@ from torch import Tensor
 from perpend.errors import InputError
 from perpend.models.attention import AttentionSite
 from perpend.surveys.capture import PREFIX, SINK_SHARE
+from perpend.surveys.places import PickedRows
 from perpend.surveys.rows import STATISTICS
 from perpend.surveys.supports import Support
+from perpend.surveys.value_weights import WEIGHTS
+from perpend.surveys.whole_rows import WholeRows
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from perpend.surveys.variants import Plan
 
 MEANS = tuple(name for name in STATISTICS if not name.endswith("_square"))
 
@@ -29,21 +34,24 @@ class AttentionSurvey:
 
     `blocks`: one dict a block: `logits` [L, H, D] (sum over rows, centred on the content), `arithmetic` [L,
     H, D] (sum of rows), `statistics` [L, H, F], `rows`, `left_out` and `padding` [L]. L layers are `sites`,
-    D parts are
-    `support.columns`, NaN pads layers with fewer heads. `zeros`: how many underflowed zeros were replaced
-    (probability path only). Everything that is read off is NumPy, float64; a layer without rows is NaN and is
-    named in `undefined`.
+    D parts are `support.columns`, NaN pads layers with fewer heads. `zeros`: how many underflowed zeros were
+    replaced (probability path only). `variants`: further surveys of the same pass by name; `whole`: rows of
+    every length; `picked`: single rows, all heads at the same places. Everything that is read off is NumPy,
+    float64; a layer without rows is NaN and is named in `undefined`.
     """
 
     sites: tuple[AttentionSite, ...]
     support: Support
-    blocks: list[dict[str, Tensor]]
+    blocks: list[dict[str, Tensor]] = field(repr=False)
     sequences: int
     chosen_sink: str | None = None
     retained_known: bool = False
     zeros: int = 0
     epsilon: float | None = None
     extra_notes: tuple[str, ...] = field(default=())
+    variants: Mapping[str, AttentionSurvey] = field(default_factory=dict, repr=False)
+    whole: WholeRows | None = field(default=None, repr=False)
+    picked: PickedRows | None = field(default=None, repr=False)
 
     def stacked(self, name: str) -> np.ndarray:
         """One quantity over blocks, [blocks, ...]."""
@@ -51,6 +59,20 @@ class AttentionSurvey:
         if missing:
             raise InputError(f"this survey did not keep {name!r}; run it with rows=True")
         return torch.stack([block[name] for block in self.blocks]).numpy()
+
+    @property
+    def windows(self) -> dict[int, AttentionSurvey]:
+        """The surveys of further windows, by number of keys; `statistics["retained"]` is what each holds."""
+        return {
+            int(name.removeprefix("window-")): survey
+            for name, survey in self.variants.items()
+            if name.startswith("window-")
+        }
+
+    @property
+    def weighted(self) -> dict[str, AttentionSurvey]:
+        """The surveys of rows weighted by their values, by kind of weight."""
+        return {kind: self.variants[kind] for kind in WEIGHTS if kind in self.variants}
 
     @cached_property
     def rows(self) -> np.ndarray:
@@ -279,6 +301,69 @@ class AttentionSurvey:
             "uniform_content": np.log(parts - r),
         }
         return pd.DataFrame(table)
+
+
+def collect(
+    blocks: Sequence[Mapping[str, Any]],
+    sites: tuple[AttentionSite, ...],
+    support: Support,
+    sequences: int,
+    plan: Plan,
+    **more: Any,
+) -> AttentionSurvey:
+    """The survey of finished blocks, with the variants, whole rows and single rows that `plan` asked for.
+
+    `more`: further fields of AttentionSurvey.
+    """
+    notes = tuple(more.pop("extra_notes", ()))
+
+    def weightless(variant: str) -> tuple[str, ...]:
+        broken = [block["variants"][variant]["statistics"] for block in blocks]
+        lost = sum(
+            bool(torch.isnan(torch.stack([part[i, head, 0] for part in broken])).any())
+            for i, site in enumerate(sites)
+            for head in range(site.heads)
+            if any(int(block["rows"][i]) for block in blocks)
+        )
+        return (f"{lost} heads have a key whose value is zero: no weighted rows",) if lost else ()
+
+    variants = {
+        variant.name: AttentionSurvey(
+            sites,
+            variant.support,
+            [block["variants"][variant.name] for block in blocks],
+            sequences,
+            retained_known=variant.retained,
+            extra_notes=notes + (weightless(variant.name) if variant.weigh else ()),
+        )
+        for variant in plan.variants
+    }
+    whole = picked = None
+    if plan.edges is not None:
+        whole = WholeRows(
+            [dict(block["whole"]) for block in blocks],
+            plan.edges,
+            support.first,
+            tuple(site.index for site in sites),
+            tuple(site.heads for site in sites),
+        )
+    if plan.places is not None:
+        picked = PickedRows(plan.places, torch.cat([block["kept"] for block in blocks]).numpy())
+    own = [
+        {name: value for name, value in block.items() if name not in ("variants", "whole", "kept")}
+        for block in blocks
+    ]
+    return AttentionSurvey(
+        sites,
+        support,
+        own,
+        sequences,
+        extra_notes=notes,
+        variants=variants,
+        whole=whole,
+        picked=picked,
+        **more,
+    )
 
 
 def _over(total: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -57,3 +57,20 @@ def finish(capture: Capture, sites: tuple[AttentionSite, ...], count: int) -> di
                 sample[n, i, : rows.shape[0]] = rows
         block["sample"] = sample
     return block
+
+
+def kept_rows(capture: Capture, sites: tuple[AttentionSite, ...]) -> Tensor:
+    """Logits of the wanted rows, centred on their content, [places, L, H, D] in order of sequence and query.
+
+    NaN where a layer has no such row. Of a layer that several blocks share, the last call's rows.
+    """
+    places = [(sequence, query) for sequence, queries in (capture.wanted or {}).items() for query in queries]
+    heads = max(site.heads for site in sites)
+    rows = torch.full((len(places), len(sites), heads, capture.support.columns.parts), float("nan"))
+    for i, site in enumerate(sites):
+        layer = capture.layers.get(site.index)
+        for n, place in enumerate(places):
+            row = None if layer is None else layer.kept.get(place)
+            if row is not None:
+                rows[n, i, : len(row)] = row
+    return rows

@@ -8,6 +8,7 @@ that sees every key of the support; the others are counted, never filled in.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from perpend.surveys.rows import (
     Sums,
     Work,
     add_rows,
+    centred,
     centred_keys,
     chunk_rows,
     mean_logits,
@@ -49,35 +51,49 @@ class LayerSums:
     calls: int = 0  # in the running batch
     most_calls: int = 0  # in any batch: more than one where blocks share the layer
     sample: list[Tensor] = field(default_factory=list)  # [H, S, SAMPLED] a sequence
+    kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # (sequence, query) -> logits [H, D]
 
 
 @dataclass
 class Capture:
     """Collects one block; its `hook` is for `attach`. One instance a block, buffers shared by all its
-    layers."""
+    layers.
+
+    `weigh(call, b, keys)` gives what is added to the logits [H, |keys|] of one sequence of a call: rows are
+    weighted by its exponential before closure. `wanted`: queries of each sequence (numbered from `first`,
+    the first of the running batch) whose rows are kept one by one.
+    """
 
     support: Support
     lengths: Tensor | None  # real tokens of each sequence of the running batch, None without padding
     want_rows: bool = True
     retained: bool = False
     sample: int = 0
+    weigh: Callable[[AttentionCall, int, int], Tensor] | None = None
+    wanted: Mapping[int, Sequence[int]] | None = None
+    importance: bool = True
+    first: int = 0
     layers: dict[int, LayerSums] = field(default_factory=dict)
     work: Work = field(default_factory=Work)
     _chosen: dict[tuple, Any] = field(default_factory=dict)
 
-    def batch(self, lengths: Tensor | None) -> None:
-        """A new batch begins: its masks are new."""
-        self.lengths = lengths
-        self._chosen.clear()
+    def batch(self, lengths: Tensor | None, first: int = 0) -> None:
+        """A new batch begins, with sequence number `first`: its masks are new."""
+        self.lengths, self.first = lengths, first
+        self.forget()
         for layer in self.layers.values():
             layer.calls = 0
+
+    def forget(self) -> None:
+        """What was read from masks is no longer theirs."""
+        self._chosen.clear()
 
     def hook(self, call: AttentionCall, output: Tensor) -> None:
         """Add one call's rows."""
         with torch.no_grad():
             if call.query.device.type in NO_DOUBLE:
-                call = _on_cpu(call, self.retained)
-                self._chosen.clear()  # its mask is a copy, of no use to the next layer
+                call = on_cpu(call, self.retained)
+                self.forget()  # its mask is a copy, of no use to the next layer
             chosen, left_out, padding, biased = self._rows(call)
             for b in range(call.query.shape[0]):
                 if chosen[b] is not None:
@@ -90,7 +106,7 @@ class Capture:
             layer.most_calls = max(layer.most_calls, layer.calls)
             layer.left_out += left_out
             layer.padding += padding
-            if self.want_rows and self.support.causal:
+            if self.importance and self.want_rows and self.support.causal:
                 self._add_importance(call, layer)
 
     def _rows(self, call: AttentionCall) -> tuple[list[Any], int, int, bool]:
@@ -167,14 +183,18 @@ class Capture:
         if self.support.ragged:  # rows only: the parts of the composition differ between sequences
             sums = Sums(torch.zeros_like(layer.heads.logits[:, :0]), None, layer.heads.statistics)
         plain = not biased and call.softcap is None and not columns.virtual
+        weights = None if self.weigh is None else self.weigh(call, b, key.shape[1])
         if plain and not self.support.ragged:
             sums.logits += mean_logits(query, key, call.scale, columns)
+            if weights is not None:
+                sums.logits += count * centred(weights, columns)
         if self.want_rows or not plain:
-            picked = self._add_chunks(call, b, rows, query, key, columns, sums, plain)
+            picked = self._add_chunks(call, b, rows, query, key, columns, sums, plain, weights)
             if self.sample:
                 self.add_sample(call.layer, heads, picked)
         layer.rows += count
-        self._check(call, sums)
+        if weights is None:
+            self._check(call, sums)
 
     def _add_chunks(
         self,
@@ -186,6 +206,7 @@ class Capture:
         columns: Columns,
         sums: Sums,
         plain: bool,
+        weights: Tensor | None = None,
     ) -> list[Tensor]:
         dtype = query.dtype if query.dtype == torch.float64 else torch.float32
         order = list(columns.order)
@@ -202,7 +223,11 @@ class Capture:
             # the content's mean key: its logit is what centring takes out
             middle = key[:, [c - columns.virtual for c in columns.content]].to(dtype).mean(1)
             middle = (middle * call.scale)[..., None]
+        if weights is not None:
+            weights = (centred(weights, columns) if plain else weights)[:, None].to(dtype)
+            weights = weights[..., order] if plain else weights
         wanted = _spread(count, self.sample)
+        keep = self.kept_places(b, rows, count)
         picked = []
         for start in range(0, count, step):
             part = slice(start, min(count, start + step))
@@ -213,6 +238,8 @@ class Capture:
             if plain:
                 shape = (heads, piece.shape[1], columns.parts)
                 logits = torch.bmm(piece, ready, out=self.work.take("logits", shape, ready))
+                if weights is not None:
+                    logits += weights
                 if taken is not None:
                     taken = taken - torch.bmm(piece, middle)[..., 0]
             else:
@@ -222,6 +249,8 @@ class Capture:
                 extra = additive(call, _part(rows, part), slice(0, key.shape[1]))
                 if extra is not None:
                     logits += extra[b if extra.shape[0] > 1 else 0]
+                if weights is not None:
+                    logits += weights
                 if columns.virtual:
                     sink = call.sinks.to(dtype).view(-1, 1, 1).expand(-1, logits.shape[1], 1)
                     logits = torch.cat([sink, logits], -1)
@@ -232,10 +261,25 @@ class Capture:
                     taken = taken - mean[..., 0]
                 if not self.support.ragged:
                     sums.logits[:, order] += logits.sum(1, dtype=torch.float64)
+            for i, place in keep.items():
+                if start <= i < part.stop:
+                    row = torch.empty(heads, columns.parts, dtype=torch.float32)
+                    row[:, order] = logits[:, i - start].float().cpu()
+                    self.layers[call.layer].kept[place] = row
             if self.want_rows:
                 values = add_rows(sums, logits, columns, self.work, taken)
                 picked += [values[:, i - start] for i in wanted if start <= i < part.stop]
         return picked
+
+    def kept_places(self, b: int, rows: Any, count: int) -> dict[int, tuple[int, int]]:
+        """Which of one sequence's rows are kept whole: number among its rows -> (sequence, query)."""
+        if not self.wanted:
+            return {}
+        sequence = self.first + b
+        queries = set(self.wanted.get(sequence, ()))
+        start = (rows.start or 0) if isinstance(rows, slice) else None
+        numbers = range(start, start + count) if start is not None else rows.tolist()
+        return {i: (sequence, t) for i, t in enumerate(numbers) if t in queries}
 
     def add_sample(self, index: int, heads: int, picked: list[Tensor]) -> None:
         """Keep the picked rows of one sequence, [heads, SAMPLED] each; NaN where there are fewer."""
@@ -275,7 +319,7 @@ class Capture:
             )
 
 
-def _on_cpu(call: AttentionCall, with_lse: bool) -> AttentionCall:
+def on_cpu(call: AttentionCall, with_lse: bool) -> AttentionCall:
     """The same call with its tensors on the CPU."""
     tensors = ("query", "key", "value", "mask", "sinks", "bias", "padding")
     moved = {name: value.cpu() for name in tensors if (value := getattr(call, name)) is not None}

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from perpend.distributed import Store, map_blocks
 from perpend.errors import InputError
 from perpend.models.attention import AttentionSite
-from perpend.surveys.attention_result import AttentionSurvey
+from perpend.surveys.attention_result import AttentionSurvey, collect
 from perpend.surveys.batches import Sequences, runner
-from perpend.surveys.blocks import finish
 from perpend.surveys.capture import Capture, LayerSums, _as_slice, _spread
 from perpend.surveys.rows import STATISTICS, Sums, add_rows, chunk_rows
 from perpend.surveys.supports import Support, plan_support
+from perpend.surveys.variants import Extras, Plan, Reader, plan
 
 EPSILON = 1e-6
 _PATTERN = re.compile(r"blocks\.(\d+)\.attn\.hook_pattern$")
@@ -40,39 +40,47 @@ def signatures_from_probabilities(
     epsilon: float = EPSILON,
     block: int = 32,
     sample: int = 4,
+    windows: Sequence[int] = (),
+    drop_both: bool = False,
+    whole_rows: str | Sequence[int] | None = None,
+    row_sample: int = 0,
+    seed: int = 0,
 ) -> AttentionSurvey:
     """A survey of saved attention probabilities.
 
     `attentions`: a tensor [layers, heads, query, key] (one sequence) or [layers, batch, heads, query, key], a
     sequence of [batch, heads, query, key] (transformers' `outputs.attentions`), or a mapping with
-    TransformerLens' keys `blocks.{layer}.attn.hook_pattern`. Rows are re-closed on the support.
+    TransformerLens' keys `blocks.{layer}.attn.hook_pattern`. Rows are re-closed on the support. windows,
+    drop_both, whole_rows, row_sample, seed: as in `survey_attention`; probabilities know no values.
 
     Raises InputError for empty tuples (what sdpa returns for output_attentions), negative or non-finite
     entries, and rows that do not sum to one (below one where a learned sink takes the rest).
     """
     layers = _as_layers(attentions)
-    causal = _is_causal(layers)
-    length = layers[0].shape[-1]
-    support = plan_support(
-        causal=causal,
-        length=length,
+    options = dict(
+        causal=_is_causal(layers),
+        length=layers[0].shape[-1],
         lengths=None,
         window=window,
-        sink=sink,
         queries=queries,
         has_virtual=False,
     )
+    support = plan_support(sink=sink, **options)
+    count = layers[0].shape[0]
+    bins = whole_rows if whole_rows is None or isinstance(whole_rows, str) else tuple(whole_rows)
+    extras = Extras(tuple(windows), drop_both, (), bins, row_sample, seed)
+    chosen = plan(extras, support, Sequences({}, None, count, options["length"]), options, {})
     sites = tuple(
         AttentionSite(i, f"layer {i}", i, layer.shape[1], layer.shape[1], 0, 0, None, "probabilities")
         for i, layer in enumerate(layers)
     )
     blocks, zeros = [], Counter()
-    for start in range(0, layers[0].shape[0], block):
-        capture = Capture(support, None, True, False, sample)
+    for start in range(0, count, block):
+        reader = _reader(support, chosen, range(start, min(count, start + block)), sample)
         for site, layer in zip(sites, layers):
-            zeros += _add(capture, site.index, layer[start : start + block], epsilon)
-        blocks.append(finish(capture, sites, min(block, layers[0].shape[0] - start)))
-    return _survey(sites, support, blocks, layers[0].shape[0], zeros, epsilon)
+            zeros += _read(reader, site.index, layer[start : start + block], epsilon)
+        blocks.append(reader.finish(sites))
+    return _survey(sites, support, blocks, count, zeros, epsilon, chosen)
 
 
 def survey_model(
@@ -86,6 +94,7 @@ def survey_model(
     batch: int,
     block: int,
     store: Store,
+    extras: Extras,
     epsilon: float = EPSILON,
     sample: int = 4,
 ) -> AttentionSurvey:
@@ -108,42 +117,60 @@ def survey_model(
             f"the model returned {len(first)} attention tensors for {len(sites)} attention layers; survey "
             "them as saved tensors with signatures_from_probabilities"
         )
-    support = plan_support(
+    if extras.value_weights:
+        raise InputError("this model shows probabilities and no values: its rows cannot be weighted by them")
+    options = dict(
         causal=_is_causal(first),
         length=first[0].shape[-1],
         lengths=None,
         window=window,
-        sink=sink,
         queries=queries,
         has_virtual=False,
     )
+    support = plan_support(sink=sink, **options)
+    chosen = plan(extras, support, data, options, {})
 
-    def compute(index: int) -> dict[str, Tensor]:
+    def compute(index: int) -> dict[str, Any]:
         span = range(index * block, min(data.count, (index + 1) * block))
-        capture, zeros = Capture(support, None, True, False, sample), Counter()
+        reader, zeros = _reader(support, chosen, span, sample), Counter()
         for start in range(span.start, span.stop, batch):
+            reader.batch(None, start)
             for site, layer in zip(sites, rows_of(start, min(span.stop, start + batch))):
-                zeros += _add(capture, site.index, layer, epsilon)
-        return {
-            **finish(capture, sites, len(span)),
-            "zeros": torch.tensor([zeros["zeros"], zeros["massless"]]),
-        }
+                zeros += _read(reader, site.index, layer, epsilon)
+        return {**reader.finish(sites), "zeros": torch.tensor([zeros["zeros"], zeros["massless"]])}
 
     blocks = map_blocks(-(-data.count // block), compute, store=store, name="attention")
     zeros = Counter(
         zeros=sum(int(part["zeros"][0]) for part in blocks),
         massless=sum(int(part["zeros"][1]) for part in blocks),
     )
-    return _survey(sites, support, blocks, data.count, zeros, epsilon)
+    return _survey(sites, support, blocks, data.count, zeros, epsilon, chosen)
+
+
+def _reader(support: Support, chosen: Plan, span: range, sample: int) -> Reader:
+    reader = Reader(Capture(support, None, True, False, sample), chosen, span)
+    reader.batch(None, span.start)
+    return reader
+
+
+def _read(reader: Reader, index: int, rows: Tensor, epsilon: float) -> Counter[str]:
+    """Add a layer's rows to everything the reader holds; zeros are counted on the main support."""
+    zeros = _add(reader.main, index, rows, epsilon)
+    for capture in reader.others.values():
+        _add(capture, index, rows, epsilon)
+    if reader.whole is not None:
+        reader.whole.add_probabilities(index, rows)
+    return zeros
 
 
 def _survey(
     sites: tuple[AttentionSite, ...],
     support: Support,
-    blocks: list[dict[str, Tensor]],
+    blocks: list[dict[str, Any]],
     count: int,
     zeros: Counter[str],
     epsilon: float,
+    chosen: Plan,
 ) -> AttentionSurvey:
     notes = [
         f"read from probabilities (T x T rows): {zeros['zeros']} zeros that are not structural were replaced "
@@ -151,8 +178,15 @@ def _survey(
     ]
     if zeros["massless"]:
         notes.append(f"{zeros['massless']} rows had no mass on the support at all and became uniform")
-    return AttentionSurvey(
-        sites, support, blocks, count, zeros=zeros["zeros"], epsilon=epsilon, extra_notes=tuple(notes)
+    return collect(
+        blocks,
+        sites,
+        support,
+        count,
+        chosen,
+        zeros=zeros["zeros"],
+        epsilon=epsilon,
+        extra_notes=tuple(notes),
     )
 
 
@@ -222,6 +256,8 @@ def _add(capture: Capture, index: int, rows: Tensor, epsilon: float) -> Counter[
         part = rows[b, :, inside, : support.window].double()
         total = part.sum(-1, keepdim=True)
         massless += int((total == 0).sum())
+        if capture.retained:
+            layer.heads.statistics[:, STATISTICS.index("retained")] += total[..., 0].sum(1)
         part = part / total.clamp_min(torch.finfo(total.dtype).tiny)
         empty = part == 0
         zeros += int(empty.sum())
@@ -230,6 +266,9 @@ def _add(capture: Capture, index: int, rows: Tensor, epsilon: float) -> Counter[
         logits -= logits[..., :split].mean(-1, keepdim=True)
         layer.heads.logits[:, order] += logits.sum(1)
         count, step = logits.shape[1], chunk_rows(heads, columns.parts, rows.device)
+        for i, place in capture.kept_places(b, inside, count).items():
+            layer.kept[place] = torch.empty(heads, columns.parts)
+            layer.kept[place][:, order] = logits[:, i].float().cpu()
         wanted, picked = _spread(count, capture.sample), []
         for start in range(0, count, step):
             values = add_rows(layer.heads, logits[:, start : start + step], columns, capture.work)

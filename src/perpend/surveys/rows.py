@@ -111,7 +111,7 @@ def mean_logits(query: Tensor, key: Tensor, scale: float, columns: Columns) -> T
     """
     total = _sum_rows(query)
     logits = torch.einsum("gd,gwd->gw", total, key.double()).mul_(scale)
-    return _centred(logits, columns)
+    return centred(logits, columns)
 
 
 def _sum_rows(query: Tensor) -> Tensor:
@@ -122,7 +122,8 @@ def _sum_rows(query: Tensor) -> Tensor:
     return total
 
 
-def _centred(logits: Tensor, columns: Columns) -> Tensor:
+def centred(logits: Tensor, columns: Columns) -> Tensor:
+    """Logits [..., D], columns in the user's order, less their content's mean."""
     content = logits[..., list(columns.content)] if len(columns.sink) else logits
     return logits - content.mean(-1, keepdim=True)
 
@@ -139,6 +140,39 @@ def chunk_rows(groups: int, parts: int, device: torch.device) -> int:
     """How many queries a chunk holds."""
     room = CPU_LOGITS if device.type == "cpu" else GPU_LOGITS
     return max(8, room // max(1, groups * parts))
+
+
+@dataclass(frozen=True)
+class SinkSplit:
+    """A row's split at the sink, each [...]: s, 1−s, H_b(s), the sink's own entropy times s, its log-sum-exp.
+
+    `pure` [..., r] is the composition of the sink itself.
+    """
+
+    share: Tensor
+    rest: Tensor
+    binary: Tensor
+    within: Tensor
+    lse: Tensor
+    pure: Tensor
+
+
+def sink_split(sink_logits: Tensor, log_mass: Tensor) -> SinkSplit:
+    """The split of rows from their sink's logits [..., r] and their content's log-sum-exp [...].
+
+    Proposition 1's chain rule; nothing underflows, however large a logit.
+    """
+    softplus = torch.nn.functional.softplus
+    one = sink_logits.shape[-1] == 1
+    lse = sink_logits[..., 0] if one else sink_logits.logsumexp(-1)
+    odds = lse - log_mass
+    share, rest = torch.sigmoid(odds), torch.sigmoid(-odds)
+    binary = share * softplus(-odds) + rest * softplus(odds)
+    if one:
+        return SinkSplit(share, rest, binary, torch.zeros_like(share), lse, torch.ones_like(sink_logits))
+    pure = torch.softmax(sink_logits, -1)
+    within = share * (lse - (pure * sink_logits).sum(-1))
+    return SinkSplit(share, rest, binary, within, lse, pure)
 
 
 def add_rows(sums: Sums, logits: Tensor, columns: Columns, work: Work, lse: Tensor | None = None) -> Tensor:
@@ -167,26 +201,19 @@ def add_rows(sums: Sums, logits: Tensor, columns: Columns, work: Work, lse: Tens
     if top is not None:
         log_mass = log_mass + top[..., 0]
     content = log_mass - inner
-    sink_lse = sink_logits[..., 0] if sinks == 1 else sink_logits.logsumexp(-1)
-    odds = sink_lse - log_mass
-    share, rest = torch.sigmoid(odds), torch.sigmoid(-odds)
-    binary = share * torch.nn.functional.softplus(-odds) + rest * torch.nn.functional.softplus(odds)
+    split_off = sink_split(sink_logits, log_mass)
+    share, rest, binary, within = split_off.share, split_off.rest, split_off.binary, split_off.within
     balance = sink_logits.mean(-1).mul_(columns.balance_scale)
-    within = torch.zeros_like(share)
-    pure = torch.ones_like(sink_logits)
-    if sinks > 1:
-        pure = torch.softmax(sink_logits, -1)
-        within = share * (sink_lse - (pure * sink_logits).sum(-1))
     if sums.statistics is not None:
         rows = [share, binary, content, rest * content, within, dispersion, balance]
         rows += [share.square(), dispersion.square(), balance.square()]
         if lse is not None:
-            rows.append((torch.logaddexp(log_mass, sink_lse) - lse).clamp_(max=0.0).exp_())
+            rows.append((torch.logaddexp(log_mass, split_off.lse) - lse).clamp_(max=0.0).exp_())
         together = torch.stack(rows, 1).sum(-1, dtype=torch.float64)  # [G, F]
         sums.statistics[:, : len(rows)] += together
     if sums.arithmetic is not None:
         weight = rest / mass
         part = torch.bmm(weight[:, None], exponents)[:, 0, :split].double()
-        sink_part = (share[..., None] * pure).sum(1, dtype=torch.float64)
+        sink_part = (share[..., None] * split_off.pure).sum(1, dtype=torch.float64)
         sums.arithmetic[:, list(columns.order)] += torch.cat([part, sink_part], -1)
     return torch.stack([share, binary, content, dispersion, balance], -1)
