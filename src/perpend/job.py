@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Options that say where and how a run is told, not what it computes: they may differ on --resume.
 TELLING = {"out", "resume", "json", "quiet", "plan", "device"}
 _MODEL = {"model", "revision", "dtype", "trust_remote_code"}
-_TEXT = {"text", "sequences", "length", "bos"}
+_TEXT = {"text", "sequences", "length", "bos", "images"}
 
 
 class Job:
@@ -79,9 +79,39 @@ class Job:
         cut = {"length": self.options["length"], "bos": self.options["bos"]}
         return texts.sequences(text, self.tokenizer, model=self.model, **cut)
 
+    @cached_property
+    def images(self) -> Any:
+        """The readable images of --images, all of them in memory; None where the option is not given."""
+        if not self.options.get("images"):
+            return None
+        from perpend.images import read_images
+
+        if not self.reads_images:
+            raise InputError(f"{self.model_name} is a language model: it reads --text, not --images")
+        return read_images(self.options["images"], self.tokenizer, label2id=self.model.config.label2id)
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model is an image model."""
+        return getattr(self.model, "main_input_name", "input_ids") == "pixel_values"
+
     def tokens(self, seed: int = 0, count: int | None = None) -> Tensor:
-        """[n, T] token ids of this seed; n is --sequences unless `count` says otherwise."""
-        return self.sequences.take(count or self.options["sequences"], seed)
+        """[n, T] token ids of this seed; n is --sequences unless `count` says otherwise.
+
+        With --images [n, 3, height, width]: n of them, or all where the folder holds fewer.
+        """
+        count = count or self.options["sequences"]
+        if self.images is None:
+            if "images" in self.options and self.reads_images:
+                raise InputError(f"{self.model_name} is an image model: give it a folder, --images DIR")
+            return self.sequences.take(count, seed)
+        import torch
+
+        held = len(self.images)
+        order = torch.arange(held)
+        if seed:
+            order = torch.randperm(held, generator=torch.Generator().manual_seed(seed))
+        return self.images.pixels[order[:count]]
 
     def model_record(self) -> dict[str, Any]:
         """What run.json says of the model."""
@@ -100,7 +130,11 @@ class Job:
         }
 
     def data_record(self) -> dict[str, Any]:
-        """What run.json says of the text."""
+        """What run.json says of the text, or of the images."""
+        if self.images is not None:
+            told = self.images.describe()
+            used = min(self.options["sequences"], len(self.images))
+            return {"name": told.pop("images"), **told, "sequences": used, "available": len(self.images)}
         cut = self.sequences
         return {
             "name": cut.text.name,
@@ -158,15 +192,18 @@ class Job:
         cost = probe(self.model, tokens, int(self.options.get("batch") or 1), passes, forward)
         import pandas as pd
 
+        images = tokens.is_floating_point()
+        unit = "images" if images else "tokens"
         shown = pd.DataFrame(
             [
                 (
                     "forward passes",
-                    f"{cost['forward_passes']:,} of {cost['batch']} × {tokens.shape[1]} tokens",
+                    f"{cost['forward_passes']:,} of {cost['batch']} "
+                    + ("images" if images else f"× {tokens.shape[1]} tokens"),
                 ),
-                ("tokens", f"{cost['tokens']:,}"),
+                (unit, f"{cost['tokens']:,}"),
                 ("expected time", duration(cost["seconds"])),
-                ("throughput", f"{short(cost['tokens_per_second'])} tokens/s"),
+                ("throughput", f"{short(cost['tokens_per_second'])} {unit}/s"),
                 ("peak memory", f"{cost['peak_bytes'] / 2**30:.2f} GiB ({cost['memory_of']})"),
             ],
             columns=["cost", self.model_name],
@@ -189,7 +226,8 @@ def probe(
     passes: float = 1,
     forward: Callable[[Tensor], Any] | None = None,
 ) -> dict[str, Any]:
-    """Cost of `passes` passes of all `tokens`, from one batch measured: passes, tokens, seconds, bytes."""
+    """Cost of `passes` passes of all `tokens` (or images), from one batch measured: passes, tokens, seconds,
+    bytes."""
     import torch
 
     run = forward or (lambda ids: model(ids.to(model.device)))
@@ -204,8 +242,9 @@ def probe(
             torch.cuda.synchronize(model.device)
     seconds = time.perf_counter() - started
     batches = -(-len(tokens) // batch)
-    total = round(len(tokens) * tokens.shape[1] * passes)
-    share = first.numel() / seconds
+    each = 1 if tokens.is_floating_point() else tokens.shape[1]  # an image counts as one
+    total = round(len(tokens) * each * passes)
+    share = len(first) * each / seconds
     return {
         "forward_passes": round(batches * passes),
         "batch": len(first),

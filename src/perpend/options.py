@@ -174,6 +174,15 @@ def text_options(*, sequences: int = 64, length: int = 192, batch: int = 8) -> C
     )
 
 
+def image_options(function: F) -> F:
+    """What an image model reads in place of text."""
+    return click.option(
+        "--images",
+        metavar="DIR",
+        help="A folder of images, for an image model, instead of --text; --sequences counts images.",
+    )(function)
+
+
 def row_options(function: F) -> F:
     """The support of the attention rows."""
     return _all(

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perpend.options import model_options, row_options, run_options, seed_options, text_options, verb
+from perpend.options import (
+    image_options,
+    model_options,
+    row_options,
+    run_options,
+    seed_options,
+    text_options,
+    verb,
+)
 
 if TYPE_CHECKING:
     from perpend.report.figure import Figure
@@ -18,18 +26,25 @@ CONTEXT = 512
     "perpend prune",
     "perpend prune path/to/model --text train.txt --held-out test.txt --tokens 100000",
     "perpend prune --sparsity 0.2 --criterion content_l1 --criterion js --save smaller/",
+    "perpend prune --heads runs/prune-model-1/masks/js_l1-20-seed0.json --save smaller/",
+    "perpend prune dinov2-small --images photographs/",
 )
 @model_options
 @text_options(sequences=64, length=192, batch=4)
+@image_options
 @row_options
-@click.option("--held-out", help="Text for the losses.  [default: the last two fifths of --text]")
+@click.option(
+    "--held-out",
+    metavar="TEXT|DIR",
+    help="Text, or a folder of images, to judge by.  [default: the last two fifths of --text or --images]",
+)
 @click.option(
     "--tokens",
     "token_count",
     type=click.IntRange(2),
     default=20_000,
     show_default=True,
-    help="Tokens of held-out text; the paper uses 100000.",
+    help="Tokens of held-out text, in windows of --context; the paper uses 100000.",
 )
 @click.option(
     "--context",
@@ -50,7 +65,14 @@ CONTEXT = 512
     "criteria",
     multiple=True,
     help="js, js_drop, content, aitchison, js_l1, js_drop_l1, content_l1, random_a, random_b, weighted:λ, "
-    "weighted_l1:λ. Repeatable.  [default: the first nine]",
+    "weighted_l1:λ. Repeatable.  [default: the first nine, or none with --heads]",
+)
+@click.option(
+    "--heads",
+    "heads_files",
+    multiple=True,
+    metavar="FILE",
+    help="A set of heads to remove, as masks/*.json of an earlier run holds it. Repeatable.",
 )
 @click.option(
     "--weights/--no-weights", default=True, help="Also fit the weighted family d_λ at one sparsity."
@@ -63,16 +85,21 @@ def command(**options: Any) -> None:
 
     Heads are chosen on signatures of --text and judged on other text, paired with the unpruned model on the
     same tokens. What the regime rule predicts is written to the run before anything is evaluated. Layers
-    that two sets share are run once. With --save the best set's heads are removed and the model is written
-    as plain transformers loads it, with the perplexity after loading in the result.
+    that two sets share are run once. Image models (--images) and encoders have no perplexity: they are held
+    against the unpruned model by top-1 agreement, or by their embedding where they have no head. With --save
+    the heads of the best set at the highest sparsity are removed and the model is written as plain
+    transformers loads it, with the perplexity after loading in the result.
     """
     from perpend.commands._prune import Prune
 
+    source = click.get_current_context().get_parameter_source("window")
+    if source is not None and source.name == "DEFAULT":
+        options["window"] = None  # 64 keys in a causal model, all of them in an encoder
     Prune(options).run()
 
 
 def figures(run: Any) -> list[Figure]:
     """The figures of a run of `perpend prune`."""
-    from perpend.commands._prune import figures as made
+    from perpend.commands._prune_figures import figures as made
 
     return made(run)

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perpend.options import Near, model_options, run_options, seed_options, text_options, verb
+from perpend.options import (
+    Near,
+    image_options,
+    model_options,
+    run_options,
+    seed_options,
+    text_options,
+    verb,
+)
 
 if TYPE_CHECKING:
     from perpend.report.figure import Figure
@@ -34,9 +42,11 @@ class Counts(click.ParamType):
     "perpend updates pythia-160m --sequences 256 --generate 128",
     "perpend updates --evaluate --drop 1,2,4,8",
     "perpend updates --save smaller/ --drop 4 --by rotation",
+    "perpend updates dinov2-small --images photographs/",
 )
 @model_options
 @text_options(sequences=64, length=192, batch=8)
+@image_options
 @click.option(
     "--generate",
     type=click.IntRange(0),
@@ -70,7 +80,8 @@ class Counts(click.ParamType):
 def command(**options: Any) -> None:
     """How much of what each layer adds lies along the stream it is added to, and how much across it.
 
-    Attention, MLP and block of every layer of MODEL: the signed α, the ratio of the part along the stream to
+    Attention, MLP and block of every layer of MODEL (a language model, an encoder, or with --images an image
+    model): the signed α, the ratio of the part along the stream to
     the part across it beside that of a random direction, norms, and the exact cosine with the gap to its
     second-order form; with and without position 0 and the largest tokens. Then the ratio while the model
     writes, and which layers turn the stream so little that they can be dropped.
@@ -81,6 +92,7 @@ def command(**options: Any) -> None:
     from perpend.errors import InputError
     from perpend.job import Job
     from perpend.models.layout import blocks
+    from perpend.models.smaller import check_free
     from perpend.studies.generation_profile import generation_profile
     from perpend.studies.layer_drop import evaluate, orders, rank
     from perpend.studies.updates import updates_study
@@ -99,6 +111,8 @@ def command(**options: Any) -> None:
     writes = getattr(job.model, "can_generate", lambda: False)()
     if options["evaluate"] and not writes:
         raise InputError(f"--evaluate takes perplexity: {job.model_name} is no causal language model")
+    if options["save_to"]:
+        check_free(options["save_to"])
     held_out = _held_out(job, tokens) if options["evaluate"] else None
     with job.run() as run:
         survey = survey_updates(
@@ -138,9 +152,15 @@ def command(**options: Any) -> None:
             run.table(name, table)
         for name, array in study.arrays.items():
             run.array(name, array)
-        bos = f"position 0 is {'a beginning-of-text token' if job.sequences.bos else 'an ordinary token'}"
-        run.finish(results, {**study.conventions, "bos": bos}, findings, study.undefined)
+        run.finish(results, {**study.conventions, "bos": _first(job)}, findings, study.undefined)
     job.answer(run, *_shown(study))
+
+
+def _first(job: Any) -> str:
+    """What stands at position 0."""
+    if job.images is not None:
+        return "position 0 is the class token"
+    return f"position 0 is {'a beginning-of-text token' if job.sequences.bos else 'an ordinary token'}"
 
 
 def _held_out(job: Any, tokens: Any) -> Any:

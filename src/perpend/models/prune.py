@@ -9,6 +9,7 @@ which computes the same. Which was done is said.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,40 +17,57 @@ from typing import Any
 import torch
 from torch import nn
 
-from perpend.errors import InputError, PerpendError
+from perpend.errors import PerpendError
 from perpend.evaluation.losses import token_nll
 from perpend.evaluation.windows import Windows
-from perpend.models.ablate import _output_projections
+from perpend.models.ablate import _output_projections, ablate
 from perpend.models.attention import AttentionSite, attention_sites
+from perpend.models.inputs import model_inputs
+from perpend.models.smaller import check_free
+from perpend.models.verify import output_of
 
 Head = tuple[int, int]
+SEEN_AGAIN = 8  # images, or sequences of an encoder, on which a saved model is held against the ablated one
 
 
 def save_pruned(
-    model: nn.Module, tokenizer: Any, heads: Sequence[Head], folder: str | Path, windows: Windows
+    model: nn.Module,
+    tokenizer: Any,
+    heads: Sequence[Head],
+    folder: str | Path,
+    inputs: Windows | torch.Tensor,
 ) -> dict[str, Any]:
-    """Save `model` without `heads`; loads it again and measures its perplexity on `windows`.
+    """Save `model` without `heads`; loads it again and measures it on `inputs`.
 
-    Returns `how` in words, `heads_removed`, `parameters`, `perplexity_after_loading`. Raises InputError for a
-    folder that exists and is not empty, PerpendError where a layer's output projection is not known.
+    Returns `how` in words, `heads_removed`, `parameters`, and what was seen after loading: for `Windows`
+    `perplexity_after_loading`, for a tensor (images, or token ids of an encoder) `error_after_loading`, the
+    relative difference of its output from that of the ablated model. Raises InputError for a folder that
+    exists and is not empty, PerpendError where a layer's output projection is not known.
     """
     from perpend.models.load import load
 
-    folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty: name another folder to save to, or empty it")
+    check_free(folder)
     smaller, how = pruned(model, heads)
     smaller.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    again, _ = load(str(folder), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device))
-    loss = float(token_nll(again, windows).values.double().mean())
-    return {
+    again, _ = load(
+        os.fspath(folder), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device)
+    )
+    report = {
         "how": how,
         "heads_removed": len(heads),
         "parameters": sum(p.numel() for p in smaller.parameters()),
-        "perplexity_after_loading": float(torch.tensor(loss, dtype=torch.float64).exp()),
     }
+    if isinstance(inputs, Windows):
+        loss = token_nll(again, inputs).values.double().mean()
+        return {**report, "perplexity_after_loading": float(loss.exp())}
+    few = inputs[:SEEN_AGAIN]
+    with torch.no_grad(), ablate(model, heads):
+        expected = output_of(model(**model_inputs(model, few))).double()
+    with torch.no_grad():
+        error = output_of(again(**model_inputs(again, few))).double() - expected
+    return {**report, "error_after_loading": float(error.norm() / expected.norm())}
 
 
 def pruned(model: nn.Module, heads: Sequence[Head]) -> tuple[nn.Module, str]:

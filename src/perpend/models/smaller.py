@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,6 +85,13 @@ def without(model: nn.Module, drops: Iterable[Drop]) -> tuple[nn.Module, list[st
         notes.append(f"{len(gone)} of {len(every)} blocks left out, {saved:.1%} of the parameters")
     _prove(model, smaller, drops, silenced)
     return smaller, notes
+
+
+def check_free(folder: str | Path) -> None:
+    """InputError where `folder` is a file or holds anything: a model is never written over another one."""
+    folder = Path(folder)
+    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
+        raise InputError(f"{folder} is not empty: name another folder to save to, or empty it")
 
 
 def _checked(model: nn.Module, drops: Iterable[Drop]) -> list[Drop]:

@@ -71,6 +71,7 @@ class Run:
         self.folder, self.command, self.request = folder, command, request
         self.tables: dict[str, pd.DataFrame] = {}
         self.arrays: dict[str, np.ndarray] = {}
+        self.documents: dict[str, Any] = {}
         self.document: dict[str, Any] = {}
         self._lock, self._created, self._stored = lock, created, 0
         self._began = time.time()
@@ -140,6 +141,11 @@ class Run:
             raise InputError(f"the array {name!r} has dtype {value.dtype}; give floats, integers or booleans")
         self.arrays[safe_name(name, "an array")] = np.array(value, order="C")
 
+    def json(self, name: str, value: Any) -> None:
+        """A JSON document, written as `<name>.json` when the run finishes; `name` may be in a folder."""
+        parts = [safe_name(part, "a document") for part in name.split("/")]
+        self.documents["/".join(parts)] = plain(value)
+
     def finish(
         self,
         results: Mapping[str, Any],
@@ -181,7 +187,13 @@ class Run:
             from safetensors.numpy import save
 
             write_atomically(self.folder / ARRAYS, save(self.arrays))
+        for name, document in self.documents.items():
+            path = self.folder / f"{name}.json"
+            with explained("create", path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, to_json(document))
         names = [f"{name}.csv" for name in self.tables] + ([ARRAYS] if self.arrays else [])
+        names += [f"{name}.json" for name in self.documents]
         self.document["files"] = {name: sha256_file(self.folder / name) for name in sorted(names)}
         report_error = self._report()
         write_atomically(self.folder / DOCUMENT, to_json(self.document))

@@ -2,9 +2,9 @@
 
 A head's redundancy is the distance to its nearest other head: the nearest are pruned first.
 
-    js, js_drop, content, aitchison      over all heads: Jensen-Shannon with the sink, dropped-row JS, d_A⊥,
-    d_A js_l1, js_drop_l1, content_l1        neighbours in the same layer, one representative kept per
-    redundant pair random_a, random_b                   two seeded draws
+    js, js_drop, content, aitchison      over all heads: JS with the sink, dropped-row JS, d_A⊥, d_A
+    js_l1, js_drop_l1, content_l1        neighbours in the same layer, one of each redundant pair kept
+    random_a, random_b                   two seeded draws
 
 Keep-one (the `_l1` criteria): same-layer pairs in ascending distance; a pair with a pruned head is skipped;
 a kept head is never pruned; of a pair the higher index goes. Ties break by head number, so a set is
@@ -39,12 +39,16 @@ CRITERIA = (*GLOBAL, *LAYERWISE, *RANDOM)
 
 @dataclass(frozen=True)
 class PruneSet:
-    """Heads (layer, head) to remove, sorted. `shortfall`: how many fewer than asked the rule could find."""
+    """Heads (layer, head) to remove, sorted. `shortfall`: how many fewer than asked the rule could find.
+
+    `fixed`: the set depends on no seed of the text (a random draw, or heads that were given).
+    """
 
     criterion: str
     sparsity: float
     heads: tuple[Head, ...]
     shortfall: int = 0
+    fixed: bool = False
 
 
 def prune_sets(
@@ -62,8 +66,7 @@ def prune_sets(
     index = [(int(layer), int(head)) for layer, head in np.argwhere(defined)]
     if len(index) < 2:
         raise InputError("redundancy needs at least two heads with a signature")
-    for criterion in criteria:
-        _check(criterion)
+    check_criteria(criteria)
     for sparsity in sparsities:
         if not 0 < sparsity < 1:
             raise InputError(f"a sparsity is a fraction between 0 and 1, not {sparsity}")
@@ -84,8 +87,14 @@ def prune_sets(
             else:
                 chosen = most_redundant(matrices[base], count)
             heads = tuple(sorted(index[i] for i in chosen))
-            found.append(PruneSet(criterion, sparsity, heads, count - len(heads)))
+            found.append(PruneSet(criterion, sparsity, heads, count - len(heads), criterion in RANDOM))
     return found
+
+
+def check_criteria(criteria: Sequence[str]) -> None:
+    """InputError for a name that is no criterion, with those there are."""
+    for criterion in criteria:
+        _check(criterion)
 
 
 def _check(criterion: str) -> None:
@@ -158,6 +167,6 @@ def stability(by_seed: Mapping[int, Sequence[PruneSet]]) -> dict[tuple[str, floa
             for n, a in enumerate(seeds)
             for b in seeds[n + 1 :]
         ]
-        if pairs and chosen.criterion not in RANDOM:
+        if pairs and not chosen.fixed:
             found[chosen.criterion, chosen.sparsity] = float(np.mean(pairs))
     return found

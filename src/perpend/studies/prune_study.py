@@ -13,12 +13,13 @@ weighted family is its stated future work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from perpend.studies.prune_sets import RANDOM, PruneSet, stability
+from perpend.studies.prune_agreement import SetAgreement
+from perpend.studies.prune_sets import RANDOM, Head, PruneSet, stability
 from perpend.studies.pruning import SetLosses, paired_change
 from perpend.studies.resampling import draws
 
@@ -35,13 +36,8 @@ def cells(losses: SetLosses, by_seed: Mapping[int, Sequence[PruneSet]]) -> list[
     Random draws depend on no seed: their sd is None. The interval is that of the first seed's set.
     """
     records = []
-    first = next(iter(by_seed.values()))
-    for position, chosen in enumerate(first):
-        sets = [by_seed[seed][position].heads for seed in by_seed]
-        if chosen.criterion in RANDOM:
-            sets = sets[:1]
+    for chosen, sets in _over_seeds(by_seed):
         perplexities = [losses.perplexity(heads) for heads in sets]
-        where = [losses.index(heads) for heads in sets]
         change, low, high = paired_change(losses, sets[0])
         records.append(
             {
@@ -50,23 +46,64 @@ def cells(losses: SetLosses, by_seed: Mapping[int, Sequence[PruneSet]]) -> list[
                 "heads": len(chosen.heads),
                 "shortfall": chosen.shortfall,
                 "perplexity": float(np.mean(perplexities)),
-                "sd": None if chosen.criterion in RANDOM else float(np.std(perplexities)),
+                "sd": None if chosen.fixed else float(np.std(perplexities)),
                 "over_base": float(np.mean(perplexities)) / losses.base_perplexity,
                 "loss_change": change,
                 "loss_change_low": low,
                 "loss_change_high": high,
-                "kl": float(np.mean(losses.kl[where])),
-                "top1_agreement": float(np.mean(losses.agreement[where])),
+                "kl": float(np.mean([losses.of(heads, "kl") for heads in sets])),
+                "top1_agreement": float(np.mean([losses.of(heads, "agreement") for heads in sets])),
             }
         )
     return records
 
 
-def random_wins(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """How often each criterion is beaten by a random draw: {criterion: {"beaten": k, "of": n}} over cells."""
+def agreement_cells(found: SetAgreement, by_seed: Mapping[int, Sequence[PruneSet]]) -> list[dict[str, Any]]:
+    """The same without perplexity: the mean of each measure, and the first one's sd and interval."""
+    records = []
+    for chosen, sets in _over_seeds(by_seed):
+        means = [float(found.of(heads, found.measure).mean()) for heads in sets]
+        low, high = found.interval(sets[0])
+        records.append(
+            {
+                "criterion": chosen.criterion,
+                "sparsity": chosen.sparsity,
+                "heads": len(chosen.heads),
+                "shortfall": chosen.shortfall,
+                found.measure: float(np.mean(means)),
+                "sd": None if chosen.fixed else float(np.std(means)),
+                "low": low,
+                "high": high,
+                **{
+                    name: float(np.mean([found.of(heads, name).mean() for heads in sets]))
+                    for name in found.values
+                    if name != found.measure
+                },
+            }
+        )
+    return records
+
+
+def _over_seeds(
+    by_seed: Mapping[int, Sequence[PruneSet]],
+) -> Iterator[tuple[PruneSet, list[tuple[Head, ...]]]]:
+    """Each (criterion, sparsity) with the heads it chose for every seed, once where no seed matters."""
+    for position, chosen in enumerate(next(iter(by_seed.values()))):
+        sets = [by_seed[seed][position].heads for seed in by_seed]
+        yield chosen, sets[:1] if chosen.fixed else sets
+
+
+def random_wins(
+    records: Sequence[Mapping[str, Any]], measure: str = "perplexity", *, higher: bool = False
+) -> dict[str, dict[str, int]]:
+    """How often each criterion is beaten by a random draw: {criterion: {"beaten": k, "of": n}} over cells.
+
+    Lower wins, as for perplexity; with `higher` higher wins.
+    """
+    sign = -1 if higher else 1
     found: dict[str, dict[str, int]] = {}
     for sparsity in sorted({r["sparsity"] for r in records}):
-        at = {r["criterion"]: r["perplexity"] for r in records if r["sparsity"] == sparsity}
+        at = {r["criterion"]: sign * r[measure] for r in records if r["sparsity"] == sparsity}
         draws = [at[name] for name in RANDOM if name in at]
         for name, value in at.items():
             if name not in RANDOM:
@@ -124,7 +161,7 @@ def fit_weight(
     better.
     """
     names = list(sets)
-    table = np.stack([losses.loss[losses.index(sets[name].heads)] for name in names])
+    table = np.stack([losses.of(sets[name].heads, "loss") for name in names])
     count = table.shape[1]
     folds = min(folds, count)
     fold = np.random.default_rng(seed).permutation(np.arange(count) % folds)
@@ -137,7 +174,7 @@ def fit_weight(
     weights = draws(count, 1000, seed)
     against = {}
     for name, rival in rivals.items():
-        difference = fitted - losses.loss[losses.index(rival.heads)]
+        difference = fitted - losses.of(rival.heads, "loss")
         low, high = np.quantile(weights @ difference, [0.025, 0.975])
         verdict = "better" if high < 0 else "worse" if low > 0 else "undecided"
         against[name] = {
@@ -166,32 +203,34 @@ def stability_records(by_seed: Mapping[int, Sequence[PruneSet]]) -> list[dict[st
 def findings(
     records: Sequence[Mapping[str, Any]],
     losses: SetLosses,
-    scored: Mapping[str, Any],
+    scored: Mapping[str, Any] | None,
     wins: Mapping[str, Mapping[str, int]],
     weight: Mapping[str, Any] | None,
 ) -> list[str]:
-    """The answer in sentences."""
+    """The answer for a language model, in sentences; `scored` None where no rule was applied."""
     lines = [f"Unpruned perplexity {losses.base_perplexity:.2f} on {losses.tokens:,} tokens of other text."]
     for sparsity in sorted({r["sparsity"] for r in records}):
         at = [r for r in records if r["sparsity"] == sparsity]
         best, worst = (pick(at, key=lambda r: r["perplexity"]) for pick in (min, max))
         lines.append(
             f"At {sparsity:.0%} sparsity {best['criterion']} costs least (perplexity "
-            f"{best['perplexity']:.2f}, "
-            f"{best['over_base']:.2f} × base) and {worst['criterion']} most ({worst['perplexity']:.1f}, "
-            f"{worst['over_base']:.1f} × base)."
+            f"{best['perplexity']:.2f}, {best['over_base']:.2f} × base, {_change(best)})"
+            + (
+                f" and {worst['criterion']} most ({worst['perplexity']:.1f}, "
+                f"{worst['over_base']:.1f} × base)."
+                if len(at) > 1
+                else "."
+            )
         )
-    said = {None: "cannot be scored", True: "held", False: "failed"}[scored["held"]]
-    if scored["predicted"] == "abstain":
-        said = "abstained"
-    lines.append(
-        f"The regime rule, applied before any evaluation, predicted {scored['predicted']!r}; the outcome is "
-        f"{scored['outcome']!r}: it {said}."
-    )
-    beaten = sum(w["beaten"] for w in wins.values())
-    total = sum(w["of"] for w in wins.values())
-    if total:
-        lines.append(f"A random draw beats a criterion in {beaten} of {total} comparisons.")
+    if scored:
+        said = {None: "cannot be scored", True: "held", False: "failed"}[scored["held"]]
+        if scored["predicted"] == "abstain":
+            said = "abstained"
+        lines.append(
+            f"The regime rule, applied before any evaluation, predicted {scored['predicted']!r}; the outcome "
+            f"is {scored['outcome']!r}: it {said}."
+        )
+    lines += _chance(wins)
     if weight:
         parts = [
             f"{name}: {a['difference']:+.4f} ({a['low']:+.4f} to {a['high']:+.4f}), {a['verdict']}"
@@ -200,7 +239,58 @@ def findings(
         lines.append(
             f"The weighted family, λ chosen on other sequences ("
             f"{', '.join(dict.fromkeys(weight['chosen_by_fold']))}), "
-            f"in nats per token against {'; '.join(parts)}."
+            f"in nats per token against {'; '.join(parts)} (95 % intervals, sequences resampled)."
         )
-    lines.append(f"Sharing layers among sets cost {losses.cost:.2f} of one pass per distinct set.")
+    return lines + _cost(losses)
+
+
+def agreement_findings(
+    records: Sequence[Mapping[str, Any]],
+    found: SetAgreement,
+    wins: Mapping[str, Mapping[str, int]],
+    unit: str,
+) -> list[str]:
+    """The answer for a model without perplexity, in sentences; `unit` is what an input is called."""
+    words = {"top1_agreement": "top-1 agreement", "cosine": "cosine of the embeddings"}[found.measure]
+    lines = []
+    for sparsity in sorted({r["sparsity"] for r in records}):
+        at = [r for r in records if r["sparsity"] == sparsity]
+        best, worst = (pick(at, key=lambda r: r[found.measure]) for pick in (max, min))
+        lines.append(
+            f"At {sparsity:.0%} sparsity {best['criterion']} stays nearest to the unpruned model ({words} "
+            f"{best[found.measure]:.3f}, 95 % interval {best['low']:.3f} to {best['high']:.3f} over "
+            f"{found.count} {unit})"
+            + (
+                f" and {worst['criterion']} leaves it most ({worst[found.measure]:.3f})."
+                if len(at) > 1
+                else "."
+            )
+        )
+    return lines + _chance(wins) + _cost(found)
+
+
+def _change(record: Mapping[str, Any]) -> str:
+    return (
+        f"{record['loss_change']:+.3f} nats per token, 95 % interval {record['loss_change_low']:+.3f} to "
+        f"{record['loss_change_high']:+.3f}"
+    )
+
+
+def _chance(wins: Mapping[str, Mapping[str, int]]) -> list[str]:
+    beaten = sum(w["beaten"] for w in wins.values())
+    total = sum(w["of"] for w in wins.values())
+    return [f"A random draw beats a criterion in {beaten} of {total} comparisons."] if total else []
+
+
+def _cost(found: SetLosses | SetAgreement) -> list[str]:
+    lines = [
+        f"{len(found.sets)} distinct sets and the unpruned model cost {found.cost:.2f} of one pass for each: "
+        "layers that sets share are run once."
+    ]
+    if found.zero_anyway:
+        named = ", ".join(f"{layer}.{head}" for layer, head in found.zero_anyway[:8])
+        more = ", …" if len(found.zero_anyway) > 8 else ""
+        lines.append(
+            f"{len(found.zero_anyway)} removed heads added nothing to begin with (layer.head {named}{more})."
+        )
     return lines

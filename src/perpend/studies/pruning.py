@@ -56,9 +56,15 @@ class SetLosses:
     def base_perplexity(self) -> float:
         return float(np.exp(self.base.mean()))
 
+    def of(self, heads: Sequence[Head], name: str) -> np.ndarray:
+        """`loss`, `kl` or `agreement` without these heads, one a sequence [n]; no heads change nothing."""
+        if not len(heads):
+            return {"loss": self.base, "kl": 0 * self.base, "agreement": 0 * self.base + 1}[name]
+        return getattr(self, name)[self.index(heads)]
+
     def perplexity(self, heads: Sequence[Head]) -> float:
-        """The perplexity without these heads; the unpruned model's for no heads."""
-        return float(np.exp(self.loss[self.index(heads)].mean())) if len(heads) else self.base_perplexity
+        """The perplexity without these heads."""
+        return float(np.exp(self.of(heads, "loss").mean()))
 
 
 def evaluate_sets(
@@ -154,8 +160,6 @@ class _Losses:
 
 def paired_change(losses: SetLosses, heads: Sequence[Head], *, resamples: int = 1000, seed: int = 0) -> Any:
     """Change of the mean loss by pruning, nats per token, and its 95 % interval over sequences."""
-    if not heads:
-        return 0.0, 0.0, 0.0
-    change = losses.loss[losses.index(heads)] - losses.base
+    change = losses.of(heads, "loss") - losses.base
     low, high = np.quantile(draws(len(change), resamples, seed) @ change, [0.025, 0.975])
     return float(change.mean()), float(low), float(high)
