@@ -81,7 +81,7 @@ def find_outliers(
     batch: int = 8,
     progress: Progress = silent,
 ) -> Outliers:
-    """Patch tokens whose norm after the last block exceeds `factor` times the median over all images' patches.
+    """Patch tokens whose norm after the last block exceeds `factor` times the median of all patches.
 
     pixels [n, C, H, W]. Class token and registers are no candidates. Raises InputError for factor ≤ 1.
     """
