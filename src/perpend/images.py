@@ -233,3 +233,53 @@ def _check_processor(processor: Any) -> None:
         )
     if hasattr(processor, "convert_ids_to_tokens"):
         raise InputError("this is a language model: it reads text, not images")
+
+
+def classify(model: Any, pixels: torch.Tensor, *, batch: int = 8) -> torch.Tensor | None:
+    """The class that `model` gives each image, int64 [n]; None for a model without a classifier.
+
+    pixels: [n, channels, height, width], as `read_images` makes them.
+    """
+    import torch
+
+    found = []
+    with torch.inference_mode():
+        for start in range(0, len(pixels), batch):
+            made = model(pixel_values=pixels[start : start + batch].to(model.device, model.dtype))
+            logits = getattr(made, "logits", None)
+            if logits is None or logits.ndim != 2:
+                return None
+            found.append(logits.argmax(-1).cpu())
+    return torch.cat(found)
+
+
+def accuracy(model: Any, images: Images, *, batch: int = 8) -> dict[str, Any]:
+    """Top-1 accuracy on a labelled folder: `accuracy`, `low`, `high` (95 %, images resampled), `images`.
+
+    `accuracy` is None, with `why` in words, without a classifier, without labels, and where the folder's
+    classes are not all among the model's own (`config.label2id`): another numbering scores nothing.
+    """
+    import numpy as np
+
+    from perpend.studies.resampling import draws
+
+    undefined: dict[str, Any] = {"accuracy": None, "images": len(images)}
+    predicted = classify(model, images.pixels, batch=batch)
+    if predicted is None:
+        return undefined | {"why": "the model has no classifier"}
+    if images.labels is None:
+        return undefined | {"why": "the folder has no subfolders as classes"}
+    known = getattr(model.config, "label2id", None) or {}
+    strange = [name for name in images.classes if name not in known]
+    if strange:
+        return undefined | {"why": f"the model knows no class {strange[0]!r} (of {len(known)} it has)"}
+    labels = [int(known[images.classes[index]]) for index in _class_index(images)]
+    right = np.asarray(predicted.numpy() == np.asarray(labels), np.float64)
+    low, high = np.quantile(draws(len(right), 1000) @ right, [0.025, 0.975])
+    return {"accuracy": float(right.mean()), "low": float(low), "high": float(high), "images": len(right)}
+
+
+def _class_index(images: Images) -> list[int]:
+    """The place of each image's class in `images.classes`, from its file's first folder."""
+    place = {name: index for index, name in enumerate(images.classes)}
+    return [place[Path(file).parts[0]] for file in images.files]

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perpend.options import model_options, row_options, run_options, seed_options, text_options, verb
+from perpend.options import (
+    image_options,
+    model_options,
+    row_options,
+    run_options,
+    seed_options,
+    text_options,
+    verb,
+)
 
 if TYPE_CHECKING:
     from perpend.report.figure import Figure
@@ -23,6 +31,7 @@ EPSILON_SEQUENCES = 2  # the ε sweep shows a principle; it needs rows, not many
 )
 @model_options
 @text_options(sequences=64, length=192, batch=8)
+@image_options
 @row_options
 @click.option(
     "--triples",
@@ -53,6 +62,12 @@ def command(**options: Any) -> None:
     from perpend.studies.epsilon import epsilon_sweep
     from perpend.surveys.attention import survey_attention
 
+    if options["images"]:
+        from perpend.commands._attention_images import survey_images
+
+        given = click.get_current_context().get_parameter_source("window")
+        default = given is not None and given.name == "DEFAULT"
+        return survey_images({**options, "window": None if default else options["window"]})
     job = Job("attention", options)
     seeds = options["seeds"]
     tokens = {seed: job.tokens(seed) for seed in seeds}
@@ -169,4 +184,9 @@ def figures(run: Any) -> list[Figure]:
     """The figures of a run of `perpend attention`."""
     from perpend.commands._attention_figures import figures as made
 
-    return made(run)
+    found = made(run)
+    if "norms" in run.tables:
+        from perpend.commands._attention_images import figures as of_images
+
+        found += of_images(run)
+    return found
