@@ -106,6 +106,8 @@ def test_shared_prefixes_give_what_each_set_gives_alone(name: str) -> None:
         np.testing.assert_allclose(losses.loss[losses.index(heads)], alone, atol=1e-5)
     assert len(losses.sets) == len({tuple(sorted(h)) for h in wanted[:-1]})
     assert (losses.kl > 0).all()
+    assert losses.zero_anyway == ()
+    np.testing.assert_array_equal(losses.of((), "loss"), losses.base)
     assert ((losses.agreement >= 0) & (losses.agreement <= 1)).all()
 
 
@@ -133,3 +135,35 @@ def test_resuming_uses_what_is_stored() -> None:
     change, low, high = paired_change(first, SETS[0])
     assert low <= change <= high
     assert change == pytest.approx(float((first.loss[first.index(SETS[0])] - first.base).mean()))
+
+
+def test_log_probabilities_that_do_not_fit_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perpend.studies import pruning
+
+    model, tokens = tiny.tiny("llama"), tiny.tokens(2, 12)
+    kept = evaluate_sets(model, tokens, SETS)
+    monkeypatch.setattr(pruning, "KEPT", 0)
+    again = evaluate_sets(model, tokens, SETS)
+    np.testing.assert_allclose(kept.kl, again.kl, atol=1e-12)
+    np.testing.assert_array_equal(kept.agreement, again.agreement)
+
+
+def test_a_zero_that_does_not_arrive_is_an_error() -> None:
+    from perpend.errors import PerpendError
+
+    model = tiny.build("llama")
+    leak = model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda m, a: (a[0] + 1,))
+    try:
+        with pytest.raises(PerpendError, match="still reaches"):
+            evaluate_sets(model, tiny.tokens(1, 12), SETS)
+    finally:
+        leak.remove()
+
+
+def test_heads_that_added_nothing_are_named() -> None:
+    import torch
+
+    model = tiny.build("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[:8] = 0  # KV head 0: query heads 0 and 1
+    assert evaluate_sets(model, tiny.tokens(1, 12), SETS).zero_anyway == ((1, 0),)
