@@ -10,7 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-KEPT = ("version", "command", "request", "conventions", "environment", "results", "findings", "undefined")
+KEPT = (
+    "version",
+    "command",
+    "invocation",
+    "request",
+    "conventions",
+    "environment",
+    "results",
+    "findings",
+    "undefined",
+)
+TELLING, PLACES = ("--resume", "--json", "--quiet"), ("--out", "--save")
 
 
 def summary(document: dict[str, Any]) -> dict[str, Any]:
@@ -20,6 +31,22 @@ def summary(document: dict[str, Any]) -> dict[str, Any]:
         entry = kept.get("request", {}).get(record)
         if entry:
             entry["name"] = Path(entry["name"]).name
+    if kept.get("invocation"):
+        kept["invocation"] = portable(kept["invocation"])
+    return kept
+
+
+def portable(words: list[str]) -> list[str]:
+    """A command line without what is of this machine or of the telling: paths become names."""
+    kept, skip = [], False
+    for word in words:
+        if skip or word in TELLING:
+            skip = False
+        elif word in PLACES:
+            skip = True
+        else:
+            name, equals, path = word.rpartition("=")
+            kept.append(f"{name}{equals}{Path(path).name if path.startswith(('/', './', '../')) else path}")
     return kept
 
 

@@ -225,6 +225,17 @@ def test_an_error_is_json_too(fakes: Path, capsys: pytest.CaptureFixture[str]) -
     assert "--resume" in document["hint"]
 
 
+def test_a_run_keeps_the_command_line_that_made_it(fakes: Path, tmp_path: Path) -> None:
+    assert cli.run(["weigh-it", "--kind", "heavy", "--out", "r"]) == 0
+    document = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert document["invocation"] == ["perpend", "weigh-it", "--kind", "heavy", "--out", "r"]
+    from perpend.runs import Run
+
+    with Run.start(tmp_path / "s", command="mine", request={}) as run:
+        run.finish({}, {}, [])
+    assert run.document["invocation"] is None
+
+
 def test_resuming_a_finished_run_gives_its_answer(fakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["weigh-it", "--out", "r"]) == 0
     capsys.readouterr()

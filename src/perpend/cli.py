@@ -22,6 +22,7 @@ import click
 import perpend
 from perpend import commands, distributed, output
 from perpend.errors import PerpendError
+from perpend.options import INVOCATION
 
 FINE, FAILED, BAD_INPUT, FAULT, INTERRUPTED = 0, 1, 2, 70, 130
 
@@ -110,6 +111,7 @@ def run(words: list[str]) -> int:
             output.as_json(wants_json),
             verbs.make_context("perpend", list(words)) as context,
         ):
+            context.meta[INVOCATION] = ["perpend", *words]
             outcome = verbs.invoke(context)
         return outcome if isinstance(outcome, int) and not isinstance(outcome, bool) else FINE
     except click.exceptions.Exit as stop:

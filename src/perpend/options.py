@@ -24,6 +24,8 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+INVOCATION = "perpend.invocation"  # where a click context keeps the words that started it
+
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 

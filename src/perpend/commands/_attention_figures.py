@@ -52,7 +52,7 @@ def _detail(heads: pd.DataFrame, signatures: np.ndarray, results: Any) -> Detail
     order = {int(layer): i for i, layer in enumerate(sorted(set(range(len(signatures)))))}
     rows = np.stack([signatures[order[layer], head] for layer, head in index])
     sinks = list(results["sink"]["columns"])
-    names = [f"{layer}.{head}" for layer, head in index]
+    names = [f"L{layer} H{head}" for layer, head in index]
     table = heads[
         [
             "layer",

@@ -8,7 +8,10 @@ import sys
 from importlib import metadata
 from typing import Any
 
+import click
+
 import perpend
+from perpend.options import INVOCATION
 
 _PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "safetensors")
 
@@ -34,6 +37,12 @@ def environment(device: str | None = None) -> dict[str, Any]:
     elif device:
         found["device"] = device
     return found
+
+
+def invocation() -> list[str] | None:
+    """The words of the command line that is being run, as they were given; None where Python called."""
+    context = click.get_current_context(silent=True)
+    return context.meta.get(INVOCATION) if context else None
 
 
 def version(package: str) -> str | None:

@@ -28,7 +28,7 @@ import perpend
 from perpend import distributed
 from perpend.errors import InputError, PerpendError
 from perpend.progress import note
-from perpend.runs.environment import environment
+from perpend.runs.environment import environment, invocation
 from perpend.runs.files import (
     TEMPORARY,
     explained,
@@ -163,6 +163,7 @@ class Run:
             {
                 "version": perpend.__version__,
                 "command": self.command,
+                "invocation": invocation(),
                 "request": self.request,
                 "conventions": conventions,
                 "model": self.request.get("model"),
