@@ -90,6 +90,10 @@ def simulate(
     results = {
         "checks": len(checks),
         "reproduced": int(checks["reproduced"].sum()),
+        "by_item": {
+            str(item): {"checks": len(own), "reproduced": int(own["reproduced"].sum())}
+            for item, own in checks.groupby("item", sort=False)
+        },
         "not_reproduced": [
             {"item": x.item, "quantity": x.quantity, "paper": x.paper, "measured": x.measured, "off": x.off}
             for x in missed.itertuples()
