@@ -61,3 +61,18 @@ def test_the_plane_keeps_distances_that_lie_in_one() -> None:
     found = taxonomy.plane(distances)
     np.testing.assert_allclose(squareform(pdist(found)), distances, atol=1e-9)
     np.testing.assert_allclose(found.mean(0), 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("linkage", taxonomy.LINKAGES)
+@pytest.mark.parametrize("heads", [2, 5, 40])
+def test_cuts_are_those_of_scipy(linkage: str, heads: int) -> None:
+    """Same partitions, same numbers, ties (equal heads) included."""
+    from scipy.cluster.hierarchy import cut_tree
+
+    places = np.random.default_rng(heads).normal(size=(heads, 3))
+    places[: heads // 3] = places[0]
+    tree = taxonomy.merges(squareform(pdist(places)), linkage)
+    for clusters in (1, 2, 4, 8):
+        if clusters <= heads:
+            expected = cut_tree(tree, n_clusters=clusters)[:, 0]
+            assert taxonomy.cut(tree, clusters).tolist() == expected.tolist()

@@ -21,9 +21,12 @@ import numpy as np
 from perpend.errors import InputError
 from perpend.geometry import entropy
 from perpend.report.notebook import Rich
-from perpend.studies import reversal
+from perpend.studies import readings, reversal
 from perpend.studies.collapse import Disagreement, dispersion_disagreement, entropy_disagreement
+from perpend.studies.readings import Reading
 from perpend.studies.regime import CAVEAT, coefficient_of_variation, regime
+from perpend.studies.row_audit import row_audit
+from perpend.studies.whole_rows import whole_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 PER_LAYER = ("total", "binary", "content", "weighted_content", "sink_mass", "dispersion")
 REPLICATES = 200
 SPLITS = 8
+BLOCK_BYTES = 64 << 20  # sums of one kind, for audits: 64 blocks of 600 heads on 64 keys are 19 MB
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,9 @@ def attention_study(
         },
         "regime": verdict.verdict,
     }
+    further = further_readings(first, replicates)
+    for name, reading in further.items():
+        results[name] = reading.results
     import pandas as pd
 
     where = set(entropy_steps[0].where)
@@ -117,12 +124,14 @@ def attention_study(
             ),
             "heads": heads_table,
             "reversal": pd.DataFrame([{"metric": name, **_flat(rate)} for name, rate in rates.items()]),
+            **{name: each for reading in further.values() for name, each in reading.tables.items()},
         },
         {
             "signatures": first.signatures,
             "arithmetic": first.arithmetic,
+            **block_sums(first),
         },
-        _findings(results, first),
+        _findings(results, first) + [line for reading in further.values() for line in reading.findings],
         {
             "sink": first.support.rule,
             "support": first.support.words,
@@ -133,8 +142,44 @@ def attention_study(
             "entropy": "nats; total = binary + weighted_content (+ within_sink for a sink of several keys)",
             "reversal": "reversals / all triples; ties counted apart; exact over all triples",
         },
-        {str(layer): why for layer, why in first.undefined.items()},
+        {
+            **{str(layer): why for layer, why in first.undefined.items()},
+            **{
+                f"{name}.{what}": why
+                for name, reading in further.items()
+                for what, why in reading.undefined.items()
+            },
+        },
     )
+
+
+def further_readings(survey: AttentionSurvey, replicates: int = REPLICATES) -> dict[str, Reading]:
+    """What else the survey's pass read, by name: windows, conventions, weights, whole_rows, row_audit."""
+    found: dict[str, Reading] = {}
+    if survey.windows:
+        found["windows"] = readings.windows(survey, replicates)
+    if "drop-both" in survey.variants:
+        found["conventions"] = readings.conventions(survey, replicates)
+    if survey.weighted:
+        found["weights"] = readings.weights(survey, replicates)
+    if survey.whole is not None:
+        found["whole_rows"] = whole_rows(survey, replicates)
+    if survey.picked is not None:
+        found["row_audit"] = row_audit(survey, resamples=5 * replicates)
+    return found
+
+
+def block_sums(survey: AttentionSurvey) -> dict[str, np.ndarray]:
+    """The sums per block of sequences from which audits resample, float64; none where they are large.
+
+    `block_logits` and `block_arithmetic` [blocks, layers, heads, parts], `block_rows` [blocks, layers]. Left
+    out with a single block, and where one of them exceeds BLOCK_BYTES.
+    """
+    logits = survey.stacked("logits")
+    if len(logits) < 2 or logits.nbytes > BLOCK_BYTES or survey.support.ragged:
+        return {}
+    rows = survey.stacked("rows").astype(np.float64)
+    return {"block_logits": logits, "block_arithmetic": survey.stacked("arithmetic"), "block_rows": rows}
 
 
 def _layers(survey: AttentionSurvey) -> dict[str, np.ndarray]:

@@ -39,12 +39,20 @@ def merges(distances: np.ndarray, linkage: str = "average") -> np.ndarray:
 
 
 def cut(tree: np.ndarray, clusters: int) -> np.ndarray:
-    """Cluster numbers (heads,), exactly `clusters` of them; InputError for more clusters than heads."""
-    from scipy.cluster import hierarchy
+    """Cluster numbers (heads,) in order of appearance, exactly `clusters` of them.
 
-    if not 1 <= clusters <= len(tree) + 1:
-        raise InputError(f"{len(tree) + 1} heads make no {clusters} clusters")
-    return hierarchy.cut_tree(tree, n_clusters=clusters)[:, 0]
+    What the first heads − K merges join is one cluster. InputError for more clusters than heads.
+    """
+    heads = len(tree) + 1
+    if not 1 <= clusters <= heads:
+        raise InputError(f"{heads} heads make no {clusters} clusters")
+    above = np.arange(2 * heads - 1)
+    for merge, (first, second) in enumerate(tree[: heads - clusters, :2].astype(int)):
+        above[first] = above[second] = heads + merge
+    for node in range(2 * heads - 2, -1, -1):  # a merge has a larger number than what it merges
+        above[node] = above[above[node]]
+    _, seen, labels = np.unique(above[:heads], return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(seen))[labels]
 
 
 def adjusted_rand(first: Sequence[int], second: Sequence[int]) -> float:

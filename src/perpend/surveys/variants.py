@@ -114,7 +114,7 @@ def plan(
     length = int(options["length"])
     edges = None
     if extras.whole_rows is not None:
-        edges = bin_edges(extras.whole_rows, length, support.first)
+        edges = bin_edges(extras.whole_rows, length, support.first, support.last)
     places = None
     if extras.row_sample:
         places = choose_places(support, data, length, extras.row_sample, extras.seed)

@@ -38,11 +38,11 @@ KEYS = 2048  # of one block
 CPU_ROOM, GPU_ROOM = 1 << 20, 1 << 26  # logits held at a time
 
 
-def bin_edges(binning: str | Sequence[int], length: int, support: int) -> tuple[int, ...]:
+def bin_edges(binning: str | Sequence[int], length: int, *support: int | None) -> tuple[int, ...]:
     """First position of each bin of queries, ascending from 0: powers of two, equal steps, or as given.
 
-    `support` (W, the first query of the fixed support) is always an edge, so that both kinds of row can be
-    compared on the same queries.
+    `support` (the first query of the fixed support, the one after its last) are always edges, so that both
+    kinds of row can be compared on the same queries.
     """
     if isinstance(binning, str):
         if binning not in BINNINGS:
@@ -57,7 +57,7 @@ def bin_edges(binning: str | Sequence[int], length: int, support: int) -> tuple[
         edges = {0, *(int(edge) for edge in binning)}
         if min(edges) < 0:
             raise InputError(f"bins start at positions of queries, from 0; {min(edges)} is none")
-    return tuple(sorted(edge for edge in {*edges, support} if edge < length))
+    return tuple(sorted(edge for edge in {*edges, *support} if edge is not None and edge < length))
 
 
 @dataclass
