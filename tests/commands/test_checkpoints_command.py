@@ -73,6 +73,13 @@ def test_a_folder_of_checkpoints(training: Path, tmp_path: Path) -> None:
     parts = split_entropy(rows / rows.sum(-1, keepdim=True), 0)
     assert table["total"][1] == pytest.approx(float(parts.total.mean()), rel=1e-5)
     assert table["weighted_content"][1] == pytest.approx(float(parts.weighted_content.mean()), rel=1e-5)
+    scored = found.results["predictions"]["scored"][0]
+    assert scored["name"] == "entropy-falls-content-flat"
+    change, low, high = scored["numbers"]["relative change of C_A⊥"]
+    assert low <= change <= high
+    assert change == pytest.approx(found.results["collapse"]["dispersion_change"])
+    assert scored["outcome"] == "refuted"  # sharper queries: the content narrows
+    assert any("Predicted before measuring" in line for line in found.document["findings"])
     collapse = found.results["collapse"]
     assert (collapse["from"], collapse["to"]) == ("checkpoint-20", "checkpoint-400")
     assert abs(collapse["residual"]) < 1e-9
@@ -95,6 +102,7 @@ def test_a_copy_under_another_name_is_flagged(training: Path, tmp_path: Path, ca
     results = Run.open(out).results
     assert any("out of order" in said for said in results["flags"])
     assert any("checkpoint-800 has the very weights of checkpoint-20" in said for said in results["flags"])
+    assert results["predictions"]["scored"][0]["outcome"] in ("refuted", "undefined")
     assert "never fell" in Run.open(out).document["undefined"]["collapse"]
 
 
@@ -118,7 +126,10 @@ def test_resumed_after_the_first_checkpoint_is_the_same(training: Path, tmp_path
     monkeypatch.setattr(checkpoints, "_measure", counts)
     assert run([*arguments, "--out", str(broken), "--resume"]) == 0
     assert seen == ["checkpoint-100", "checkpoint-400"]
-    assert Run.open(broken).results == Run.open(whole).results
+    one, other = Run.open(broken).results, Run.open(whole).results
+    for results in (one, other):
+        assert results["predictions"].pop("written")
+    assert one == other
 
 
 def test_words_that_name_no_training(training: Path, tmp_path: Path, capsys) -> None:
@@ -135,6 +146,11 @@ def test_the_papers_protocol_is_the_default() -> None:
     assert PYTHIA_REVISIONS[0] == "step512"
     assert PYTHIA_REVISIONS[-1] == "step143000"
     assert checkpoints.choose(["x/y"], "a,b") == [("x/y", "a", "a"), ("x/y", "b", "b")]
+    second = checkpoints.choose(["olmo-1b"], None)  # the second family, whose revisions name tokens too
+    steps = [checkpoints.step_in(*place) for place in second]
+    assert len(second) == 10
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1]) == (1000, 738000)
     defaults = {p.name: p.default for p in checkpoints.command.params}
     assert (defaults["sequences"], defaults["length"], defaults["window"]) == (256, 128, 64)
 
@@ -156,3 +172,67 @@ def test_another_vocabulary_is_no_checkpoint_of_the_same_training(training: Path
     path.write_text(json.dumps(held))
     arguments = words(training, str(training / "all" / "checkpoint-20"), str(other))
     assert run([*arguments, "--out", str(tmp_path / "run")]) == 2
+
+
+# The hub's address is read when its library is imported, so the run has a process of its own.
+SCRIPT = """
+import sys
+from perpend.cli import run
+from perpend.commands import checkpoints
+from perpend.models.hub_cache import cached
+from perpend.models.load import load
+
+load("owner/name", revision="checkpoint-100", device="cpu")  # the user's own copy
+measure = checkpoints._measure
+
+def counted(*arguments):
+    print("held", len(cached("owner/name")), flush=True)
+    return measure(*arguments)
+
+checkpoints._measure = counted
+code = run(sys.argv[1:])
+print("left", len(cached("owner/name")), flush=True)
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+def test_one_hub_checkpoint_on_disk_at_a_time(training: Path, tmp_path: Path) -> None:
+    import os
+    import subprocess
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
+    try:
+        from hub import serve
+    finally:
+        sys.path.pop(0)
+    names = ["checkpoint-20", "checkpoint-100", "checkpoint-400"]
+    repositories = {"owner/name": {name: training / "all" / name for name in names}}
+    out, cache = tmp_path / "run", tmp_path / "cache"
+    arguments = words(training, "owner/name", "--revisions", ",".join(names), "--out", str(out))
+    with serve(repositories) as endpoint:
+        hidden = {"HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"}
+        env = {k: v for k, v in os.environ.items() if k not in hidden}
+        env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "DISABLE_SAFETENSORS_CONVERSION": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, *arguments, "--one-on-disk"],
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr
+    # the user's own copy stays; beside it never more than the one being read
+    held = [line for line in done.stdout.splitlines() if line.startswith("held")]
+    assert held == ["held 2", "held 1", "held 2"]
+    assert "left 1" in done.stdout
+    assert list(Run.open(out).tables["checkpoints"]["step"]) == [20, 100, 400]
+    weights = [path for path in cache.rglob("*.safetensors") if path.exists()]
+    assert len(weights) == 1
+
+
+def test_folders_are_never_deleted(training: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run([*words(training, str(training / "all")), "--one-on-disk"]) == 2
+    assert "folders are left as they are" in capsys.readouterr().err
+    assert (training / "all" / "checkpoint-20" / "model.safetensors").is_file()

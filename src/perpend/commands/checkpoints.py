@@ -37,6 +37,11 @@ DEFAULT = "pythia-160m"
     metavar="A:B",
     help="Queries A to B−1.  [default: all after the window; 64:128 as the lengths stand]",
 )
+@click.option(
+    "--one-on-disk",
+    is_flag=True,
+    help="Delete each revision's files once it is measured; what was there before stays.",
+)
 @click.option("--sort", is_flag=True, help="Put the checkpoints in order of the steps their names tell.")
 @seed_options((0,))
 @run_options
@@ -54,8 +59,10 @@ def command(**options: Any) -> None:
     from perpend import distributed
     from perpend.errors import InputError
     from perpend.job import Job
+    from perpend.models.hub_cache import cached, forget
     from perpend.progress import note
     from perpend.studies import checkpoints as study_of
+    from perpend.studies import predictions
 
     places = choose(options.pop("models"), options.pop("revisions"))
     steps = [step_in(model, revision, name) for model, revision, name in places]
@@ -72,6 +79,14 @@ def command(**options: Any) -> None:
     if len(options["seeds"]) != 1:
         raise InputError("training curves take one --seed: every checkpoint reads the same text")
     queries = span(options["queries"])
+    one_on_disk = options.pop("one_on_disk")
+    before: set[str] = set()
+    if one_on_disk:
+        if any(revision is None for _, revision, _ in places):
+            raise InputError(
+                "--one-on-disk is for the revisions of a hub model; folders are left as they are"
+            )
+        before = cached(places[0][0])
 
     def job_of(place: tuple[str, str | None, str]) -> Job:
         return Job("checkpoints", {**options, "model": place[0], "revision": place[1]})
@@ -82,6 +97,9 @@ def command(**options: Any) -> None:
         return
     names = [name for _, _, name in places]
     with first.run(checkpoints=names) as run:
+        written = predictions.write(run.step, predictions.CHECKPOINTS)
+        if one_on_disk:  # as it was before the first start: a resumed run finds what the first one fetched
+            before = set(run.step("on-disk-before", lambda: sorted(before)))
         words = vocabulary(first.tokenizer)
         measured, support = [], None
         for index, (place, step) in enumerate(zip(places, steps)):
@@ -100,9 +118,12 @@ def command(**options: Any) -> None:
             found = run.step(f"checkpoint-{index}", compute) if alone else compute()
             first.__dict__.pop("_loaded", None)  # one checkpoint in memory at a time
             gc.collect()  # models hold references in circles
+            if one_on_disk and distributed.is_main():
+                freed = forget(place[0], place[1], keep=before)
+                note(f"{place[2]}: {freed / 2**20:.0f} MiB of its files are off the disk")
             measured.append(study_of.Checkpoint(**found["measured"]))
             support = support or found["support"]
-        study = study_of.checkpoint_study(measured)
+        study = study_of.checkpoint_study(measured, written)
         for name, table in study.tables.items():
             run.table(name, table)
         run.finish(

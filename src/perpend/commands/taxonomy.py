@@ -183,8 +183,10 @@ def _finish(run: Any, study: Any, written: Any, conventions: dict[str, Any], und
     from perpend.studies import predictions
     from perpend.studies.taxonomy_study import CLASSICAL
 
-    aris = {name: record["mean"] for name, record in study.results["between_conventions"].items()}
-    scored = predictions.told(written, [predictions.clusters_differ(aris, CLASSICAL)])
+    between = study.results["between_conventions"]
+    aris = {name: record["mean"] for name, record in between.items()}
+    ends = {name: (record["low"], record["high"]) for name, record in between.items() if "low" in record}
+    scored = predictions.told(written, [predictions.clusters_differ(aris, CLASSICAL, ends)])
     for name, table in study.tables.items():
         run.table(name, table)
     for name, array in study.arrays.items():

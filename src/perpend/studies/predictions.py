@@ -135,14 +135,28 @@ def sentences(scored: Mapping[str, Any]) -> list[str]:
 
 
 def _number(value: Any) -> str:
+    if isinstance(value, (list, tuple)):  # a value and its 95 % interval
+        return f"{value[0]:.3g} (95 % {value[1]:.3g} to {value[2]:.3g})"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     return f"{value:.3g}"
 
 
-def clusters_differ(aris: Mapping[str, float], metrics: Sequence[str]) -> Score:
+def with_interval(value: float, interval: Sequence[float] | None) -> Any:
+    """A number for `Score.numbers`, with its interval where there is one."""
+    return float(value) if interval is None else [float(value), *map(float, interval)]
+
+
+def clusters_differ(
+    aris: Mapping[str, float],
+    metrics: Sequence[str],
+    intervals: Mapping[str, Sequence[float]] | None = None,
+) -> Score:
     """Scores ARI_BELOW_ONE from metric → mean ARI of one model, or of the model where it is highest."""
-    numbers = {f"ARI {metric}": float(aris[metric]) for metric in (*metrics, "content")}
+    numbers = {
+        f"ARI {metric}": with_interval(aris[metric], (intervals or {}).get(metric))
+        for metric in (*metrics, "content")
+    }
     good = all(aris[metric] <= MATERIAL for metric in metrics) and aris["content"] == 1.0
     return Score(ARI_BELOW_ONE.name, "confirmed" if good else "refuted", numbers)
 
@@ -156,8 +170,30 @@ def by_order(name: str, tau: float | None, direction: int, numbers: Mapping[str,
     return Score(name, outcome, numbers)
 
 
-def falls_flat(total: float, sink: float, dispersion: float) -> Score:
-    """Scores ENTROPY_FALLS: ΔH (nats), Δs, relative change of C_A⊥, from first checkpoint to minimum."""
-    numbers = {"change of H": total, "change of sink mass": sink, "relative change of C_A⊥": dispersion}
+def falls_flat(
+    total: float,
+    sink: float,
+    dispersion: float,
+    intervals: Mapping[str, Sequence[float]] | None = None,
+) -> Score:
+    """Scores ENTROPY_FALLS: ΔH (nats), Δs, relative change of C_A⊥, from first checkpoint to minimum.
+
+    `intervals`: `total`, `sink_mass`, `dispersion_change` → (low, high).
+    """
+    known = intervals or {}
+    numbers = {
+        "change of H": with_interval(total, known.get("total")),
+        "change of sink mass": with_interval(sink, known.get("sink_mass")),
+        "relative change of C_A⊥": with_interval(dispersion, known.get("dispersion_change")),
+    }
     good = total < 0 and sink > 0 and abs(dispersion) <= FLAT
     return Score(ENTROPY_FALLS.name, "confirmed" if good else "refuted", numbers)
+
+
+def never_fell(sink: float) -> Score:
+    """Scores ENTROPY_FALLS where H is lowest at the first checkpoint; `sink`: Δs from first to last."""
+    numbers = {"change of sink mass": float(sink)}
+    if sink > 0:
+        return Score(ENTROPY_FALLS.name, "refuted", numbers)
+    why = "neither did the sink emerge nor the entropy fall"
+    return Score(ENTROPY_FALLS.name, "undefined", numbers, why)

@@ -263,13 +263,23 @@ def tau(pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> flo
 
 
 def _scores(measured: Sequence[Model]) -> list[predictions.Score]:
-    highest = {
-        metric: max(model.values[f"ari_{metric}"] for model in measured)
+    hardest = {  # the model that comes nearest to contradicting the prediction
+        metric: max(measured, key=lambda m, name=f"ari_{metric}": m.values[name])
         if metric != "content"
-        else min(model.values["ari_content"] for model in measured)
+        else min(measured, key=lambda m: m.values["ari_content"])
         for metric in (*CLASSICAL, "content")
     }
-    found = [predictions.clusters_differ(highest, CLASSICAL)]
+    found = [
+        predictions.clusters_differ(
+            {metric: model.values[f"ari_{metric}"] for metric, model in hardest.items()},
+            CLASSICAL,
+            {
+                metric: model.intervals[f"ari_{metric}"]
+                for metric, model in hardest.items()
+                if f"ari_{metric}" in model.intervals
+            },
+        )
+    ]
     points = [(m.values["signature_mass"], m.classical_ari) for m in measured]
     few = "" if len(measured) >= 3 else f"{len(measured)} models make no trend; it needs three"
     value = None if few else tau(list(itertools.combinations(points, 2)))
