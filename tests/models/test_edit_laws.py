@@ -13,6 +13,7 @@ import perpend
 import tiny
 from attention_oracle import padded, t5
 from perpend.errors import InputError
+from perpend.models import edit as edit_module
 from perpend.models.attention import attach, attention_sites
 from perpend.models.edit import SITES, VALUE_SITES, Edit
 from perpend.models.stream import contributions
@@ -74,6 +75,24 @@ def test_single_steps_of_a_parallel_scale_are_prefill(name: str, site: str) -> N
     with perpend.edit(model, site, 0.25):
         found = pieces(model, ids, list(range(8, 16)), False)
         torch.testing.assert_close(found, logits(model, ids), atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("site", VALUE_SITES)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_short_way_of_a_step_is_the_long_way(name: str, site: str, monkeypatch) -> None:
+    """One decoded token goes past the making of a call; beside another hook it does not."""
+    model, ids = tiny.tiny(name), tiny.tokens(2, 16)
+    taken = []
+    own = edit_module.step
+    monkeypatch.setattr(edit_module, "step", lambda *a: taken.append(a[0].shape[1]) or own(*a))
+    with perpend.edit(model, site, 0.25):
+        short = pieces(model, ids, list(range(8, 16)), False)
+        heads = len(attention_sites(model)) * 8
+        assert taken == [4] * heads  # the kernel's own layout [B, H, 1, d_v]
+        with attach(model, lambda call, output: None):
+            long = pieces(model, ids, list(range(8, 16)), False)
+    assert taken[heads:] == [1] * heads
+    torch.testing.assert_close(short, long, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("site", VALUE_SITES)

@@ -25,114 +25,45 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from perpend.errors import InputError, unknown_name
-from perpend.models.attention import AttentionCall, Hook, attach, attention_sites, own_key_index, self_weight
+from perpend.errors import InputError
+from perpend.models.attention import (
+    AttentionCall,
+    AttentionSite,
+    Hook,
+    attach,
+    attention_sites,
+    decoded,
+    decodes_alike,
+    self_weight,
+)
 from perpend.models.attention.sites import cross_attention
+from perpend.models.edit_arithmetic import (
+    coefficient_along,
+    compiled,
+    is_step,
+    own_value,
+    scale_aggregate,
+    scale_parts,
+    step,
+    value_coefficient,
+)
+from perpend.models.edit_record import REFERENCES, RESIDUAL_SITES, SITES, VALUE_SITES, Edit, Scale
 from perpend.models.layout import family_or_none, locate
 from perpend.models.stream import Contribution, blocks, contributions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-RESIDUAL_SITES = ("residual.attn", "residual.mlp", "residual.block")
-VALUE_SITES = ("value.full", "value.exclude_self")
-SITES = RESIDUAL_SITES + VALUE_SITES
-REFERENCES = ("head", "token")
-
-Scale = float | Sequence[float] | Sequence[Sequence[float]]
-"""One number; one per layer; or one per layer and head (value sites)."""
-
-
-@dataclass(frozen=True)
-class Edit:
-    """One edit, as data: what `perpend.edit` takes and what is saved and shared as JSON.
-
-    `parallel`, `perpendicular`: s∥ and s⊥, a number, a list by layer, or a list of lists by layer and
-    head (value sites). `layers`, `heads`: those edited, None for all. `reference` (value sites): `head`,
-    each query head against the value of its own KV head, or `token`, all heads concatenated; with `heads`,
-    `token` applies the common coefficient to those heads only.
-    """
-
-    site: str
-    parallel: Scale = 1.0
-    perpendicular: Scale = 1.0
-    layers: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    reference: str = "head"
-
-    def __post_init__(self) -> None:
-        if self.site not in SITES:
-            if "cross" in self.site:
-                raise InputError(
-                    f"{self.site}: cross-attention cannot be edited, its keys are another sequence's, so no "
-                    f"value is a query's own; sites are {', '.join(SITES)}"
-                )
-            raise unknown_name("edit site", self.site, SITES)
-        if self.reference not in REFERENCES:
-            raise unknown_name("reference", self.reference, REFERENCES)
-        if self.heads is not None and self.site in RESIDUAL_SITES:
-            raise InputError(
-                f"{self.site} has no heads: attention's heads are summed before they reach the stream; "
-                "use value.full or value.exclude_self, or leave `heads` out"
-            )
-        for name in ("parallel", "perpendicular"):
-            scale = torch.as_tensor(getattr(self, name), dtype=torch.float64)
-            if scale.ndim > (2 if self.site in VALUE_SITES else 1):
-                raise InputError(
-                    f"`{name}` has {scale.ndim} axes; {self.site} takes at most layers and heads"
-                )
-            if not scale.isfinite().all():
-                raise InputError(f"`{name}` holds a value that is not finite: {getattr(self, name)}")
-            object.__setattr__(self, name, scale.tolist())
-        for name in ("layers", "heads"):
-            chosen = getattr(self, name)
-            if chosen is not None:
-                object.__setattr__(self, name, tuple(int(index) for index in chosen))
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether every scale is 1, so that the model's own path stays untouched."""
-        return all(bool((torch.as_tensor(scale) == 1).all()) for scale in (self.parallel, self.perpendicular))
-
-    def to_json(self) -> str:
-        """The edit as a JSON object with every field."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Edit:
-        """Read `to_json`'s form. Raises InputError for anything else, unknown keys included."""
-        try:
-            document = json.loads(text)
-        except json.JSONDecodeError as problem:
-            raise InputError(f"an edit is a JSON object, and this is not JSON: {problem}") from problem
-        if not isinstance(document, dict):
-            raise InputError(f"an edit is a JSON object such as {cls('value.exclude_self', 0.0).to_json()}")
-        fields = cls.__dataclass_fields__
-        for key in document:
-            if key not in fields:
-                raise unknown_name("key of an edit", key, fields)
-        if "site" not in document:
-            raise InputError(f"an edit needs a `site`: one of {', '.join(SITES)}")
-        return cls(**document)
-
-    def save(self, path: str | Path) -> None:
-        """Write the edit to a JSON file."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | Path) -> Edit:
-        """Read an edit from a JSON file."""
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except OSError as problem:
-            raise InputError(f"cannot read the edit {path}: {problem.strerror or problem}") from problem
+__all__ = [
+    "REFERENCES", "RESIDUAL_SITES", "SITES", "VALUE_SITES", "Edit", "Plan", "Scale", "chosen_positions",
+    "coefficient_along", "edit", "own_value", "plan_of", "scale_parts", "value_coefficient", "value_hook",
+]  # fmt: skip
 
 
 @contextmanager
@@ -146,12 +77,14 @@ def edit(
     reference: str = "head",
     *,
     tokens: Tensor | None = None,
+    compile: bool = False,
 ) -> Iterator[Edit]:
     """Run `model` with one component of one site scaled; leaving the block restores it, by exception too.
 
     `site` is a name of `SITES`, an `Edit`, or a mapping with its fields. `tokens` (batch, positions),
     boolean, restricts the edit to the positions marked True; positions past its end (decoded later) are
-    left alone.
+    left alone. `compile`: the edit's arithmetic through torch.compile where a call has more than one token
+    (decoding runs as it is, compiled it is slower); where there is no compiler that is said once.
     Yields the `Edit`. Raises InputError for an unknown site, a layer or head out of range, and a model whose
     attention cannot be edited there.
     """
@@ -177,11 +110,11 @@ def edit(
     with ExitStack() as stack:
         chosen = None if tokens is None else stack.enter_context(chosen_positions(model, tokens))
         if change.site in RESIDUAL_SITES:
-            visit = _residual_visit(plan, chosen)
+            visit = _residual_visit(plan, chosen, compile)
             part = change.site.split(".")[1]
             stack.enter_context(contributions(model, visit, parts=(part,), layers=plan.layers))
         else:
-            hook = value_hook(plan, change, chosen)
+            hook = value_hook(plan, change, chosen, compile)
             need_lse = change.site == "value.exclude_self"
             stack.enter_context(attach(model, hook, layers=plan.layers, need_lse=need_lse))
         yield change
@@ -250,26 +183,6 @@ def _by_head(scale: Tensor, heads: tuple[int, ...] | None, count: int, name: str
     return full
 
 
-def scale_parts(
-    update: Tensor, reference: Tensor, parallel: float | Tensor, perpendicular: float | Tensor
-) -> Tensor:
-    """s∥·Δ∥ + s⊥·Δ⊥ over the last axis, in fp32 (float64 stays), returned in the dtype of `update`."""
-    wide = torch.promote_types(update.dtype, torch.float32)
-    y, z = update.to(wide), reference.to(wide)
-    coefficient = coefficient_along(y, z)
-    if isinstance(perpendicular, float) and perpendicular == 1.0:
-        result = torch.addcmul(y, (parallel - 1.0) * coefficient, z)
-    else:
-        result = torch.addcmul(perpendicular * y, (parallel - perpendicular) * coefficient, z)
-    return result.to(update.dtype)
-
-
-def coefficient_along(y: Tensor, z: Tensor) -> Tensor:
-    """⟨y, z⟩/‖z‖² over the last axis (kept); 0 where z = 0."""
-    square = (z * z).sum(-1, keepdim=True)
-    return (y * z).sum(-1, keepdim=True).div_(square).masked_fill_(square == 0, 0.0)
-
-
 Chosen = Callable[[int, torch.device], Tensor]
 """Which of the rows of this call are edited: (rows, device) -> [B, rows] boolean."""
 
@@ -308,11 +221,16 @@ def _owner(model: nn.Module) -> nn.Module:
         return model
 
 
-def _residual_visit(plan: Plan, chosen: Chosen | None) -> Callable[[Contribution], Tensor | None]:
+def _residual_visit(
+    plan: Plan, chosen: Chosen | None, compile: bool
+) -> Callable[[Contribution], Tensor | None]:
+    long = compiled(scale_parts) if compile else scale_parts
+
     def visit(contribution: Contribution) -> Tensor:
         parallel, perpendicular = plan.scales[contribution.layer]
         update = contribution.update
-        edited = scale_parts(update, contribution.reference, parallel, perpendicular)
+        run = long if update.ndim > 1 and update.shape[-2] > 1 else scale_parts
+        edited = run(update, contribution.reference, parallel, perpendicular)
         if chosen is None:
             return edited
         return torch.where(chosen(update.shape[-2], update.device)[..., None], edited, update)
@@ -320,129 +238,45 @@ def _residual_visit(plan: Plan, chosen: Chosen | None) -> Callable[[Contribution
     return visit
 
 
-def value_hook(plan: Plan, change: Edit, chosen: Chosen | None = None) -> Hook:
-    """The hook that edits o [B, T, H, d_v]. With y = c = o − A_tt v, or y = o and A_tt = 0 for `value.full`,
-
-        o' = s⊥ o + [(s∥ − s⊥) α + (1 − s⊥) A_tt] v,      α = ⟨y, v⟩/‖v‖²
-
-    so that the edit is one number per row and head times the value itself.
-    """
+def value_hook(plan: Plan, change: Edit, chosen: Chosen | None = None, compile: bool = False) -> Hook:
+    """The hook that edits o [B, T, H, d_v] as `edit_arithmetic` says; one decoded token in fewer steps."""
+    exclude_self = change.site == "value.exclude_self"
+    long = compiled(scale_aggregate) if compile else scale_aggregate
 
     def hook(call: AttentionCall, output: Tensor) -> Tensor:
-        parallel, perpendicular = (_on(scale, output) for scale in plan.scales[call.layer])
-        value = own_value(call)
-        if chosen is None and _is_step(call, output, change, parallel, perpendicular):
-            return _step(call, output, value, parallel, change.site == "value.exclude_self")
-        self_mass = self_weight(call).transpose(1, 2) if change.site == "value.exclude_self" else None
-        along = value_coefficient(output, value, self_mass, change.reference)
-        weight = (parallel - perpendicular) * along
-        if self_mass is not None and not (isinstance(perpendicular, float) and perpendicular == 1.0):
-            weight = weight + (1.0 - perpendicular) * self_mass
-        edited = _combine(output, perpendicular, weight, value)
+        parallel, perpendicular = plan.scales[call.layer]
+        if chosen is None and is_step(call, output, parallel, perpendicular, change.reference):
+            lse = call.lse if exclude_self else None
+            return step(output, call.query, call.key, call.value, lse, call.scale, parallel)
+        parallel, perpendicular = _on(parallel, output), _on(perpendicular, output)
+        mass = self_weight(call).transpose(1, 2) if exclude_self else None
+        run = long if output.shape[1] > 1 else scale_aggregate
+        edited = run(output, own_value(call), mass, parallel, perpendicular, change.reference)
         if chosen is None:
             return edited
         return torch.where(chosen(output.shape[1], output.device)[..., None, None], edited, output)
 
+    alike: dict[tuple[int, torch.dtype], bool] = {}
+
+    def decode(
+        site: AttentionSite, query: Tensor, key: Tensor, value: Tensor, scale: float, run: Callable
+    ) -> Tensor | None:
+        parallel, perpendicular = plan.scales[site.index]
+        if perpendicular != 1.0 or torch.is_grad_enabled():
+            return None
+        same = alike.get((site.index, query.dtype))
+        if same is None:
+            same = decodes_alike(query, key, value, scale, run()[0])
+            alike[site.index, query.dtype] = same
+        if not same:
+            return None
+        output, lse = decoded(query, key, value, scale)
+        return step(output, query, key, value, lse if exclude_self else None, scale, parallel)
+
+    numbers = all(isinstance(scale, float) for pair in plan.scales.values() for scale in pair)
+    if chosen is None and change.reference == "head" and numbers:
+        hook.decode = decode  # type: ignore[attr-defined]
     return hook
-
-
-def own_value(call: AttentionCall) -> Tensor:
-    """Each query's own value by KV head, v_t [B, T, H_kv, d_v] (a view where no mask is involved)."""
-    value, length = call.value, call.query.shape[2]
-    if value.shape[2] == length:
-        return value.transpose(1, 2)
-    if length == 1 and call.mask is None and call.rule is None and call.padding is None:
-        return value[:, :, -1:].transpose(1, 2)
-    own = own_key_index(call)
-    if own.ndim == 2:
-        index = own[:, None, :, None].expand(-1, value.shape[1], -1, value.shape[3])
-        value = value.expand(len(own), -1, -1, -1).gather(2, index)
-    elif value.shape[2] != len(own):
-        value = value.index_select(2, own)
-    return value.transpose(1, 2)
-
-
-def value_coefficient(
-    output: Tensor, value: Tensor, self_mass: Tensor | None, reference: str = "head"
-) -> Tensor:
-    """α of the aggregate against the own value, [B, T, H] in fp32 or better; 0 where the value is 0.
-
-    `output` o [B, T, H, d_v]; `value` v [B, T, H_kv, d_v]; `self_mass` A_tt [B, T, H], or None for the full
-    aggregate: since c = o − A_tt v, ⟨c, v⟩/‖v‖² = ⟨o, v⟩/‖v‖² − A_tt. Under `token` both products are summed
-    over heads first, and every head gets the common α.
-    """
-    wide = torch.promote_types(output.dtype, torch.float32)
-    groups = output.shape[2] // value.shape[2]
-    v = value.to(wide)
-    square = (v * v).sum(-1, keepdim=True)  # [B, T, H_kv, 1]
-    dot = (output.to(wide).unflatten(2, (-1, groups)) * v.unsqueeze(3)).sum(-1)  # [B, T, H_kv, groups]
-    mass = None if self_mass is None else self_mass.unflatten(2, (-1, groups))
-    if reference == "token":
-        if mass is not None:
-            dot = dot - mass * square
-        dot = dot.sum((2, 3), keepdim=True).expand_as(dot)
-        square, mass = groups * square.sum(2, keepdim=True), None
-    along = dot / square
-    if mass is not None:
-        along = along.sub_(mass) if not along.requires_grad else along - mass
-    return along.masked_fill(square == 0, 0.0).flatten(2)
-
-
-def _is_step(
-    call: AttentionCall,
-    output: Tensor,
-    change: Edit,
-    parallel: float | Tensor,
-    perpendicular: float | Tensor,
-) -> bool:
-    """Whether a call is one token of plain decoding, where dispatch costs more than arithmetic."""
-    plain = call.mask is None and call.padding is None and call.rule is None and call.bias is None
-    return (
-        output.shape[1] == 1
-        and plain
-        and call.softcap is None
-        and change.reference == "head"
-        and isinstance(parallel, float)
-        and isinstance(perpendicular, float)
-        and perpendicular == 1.0
-        and output.dtype in (torch.float32, torch.float64)
-        and call.query.dtype == call.key.dtype == output.dtype
-        and not torch.is_grad_enabled()
-    )
-
-
-def _step(call: AttentionCall, output: Tensor, value: Tensor, parallel: float, exclude_self: bool) -> Tensor:
-    """o − (1 − s∥) α v for one token a sequence, in seven operations; where v = 0 nothing is added."""
-    batch, _, heads, width = output.shape
-    v = value.reshape(-1, 1, width)  # [B·H_kv, 1, d_v]
-    o = output.reshape(len(v), -1, width)  # [B·H_kv, groups, d_v]
-    square = torch.bmm(v, v.transpose(1, 2)).clamp_(min=torch.finfo(v.dtype).tiny)
-    dot = torch.bmm(o, v.transpose(1, 2))
-    if not exclude_self:
-        weight = dot.div_(square).neg_()
-    else:
-        key = call.key[:, :, -1:].reshape(len(v), -1, 1)
-        query = call.query.reshape(len(v), -1, call.query.shape[-1])
-        lse = call.lse.reshape(len(v), -1, 1)
-        mass = torch.baddbmm(lse, query, key, beta=-1, alpha=call.scale).exp_()
-        weight = mass.addcdiv_(dot, square, value=-1)  # A_tt − ⟨o,v⟩/‖v‖²
-    return torch.baddbmm(o, weight, v, alpha=1.0 - parallel).view(batch, 1, heads, width)
-
-
-def _combine(output: Tensor, perpendicular: float | Tensor, weight: Tensor, value: Tensor) -> Tensor:
-    """s⊥ o + weight·v, [B, T, H, d_v] in the dtype of o; the products in fp32 or better."""
-    wide = weight.dtype
-    groups = output.shape[2] // value.shape[2]
-    base = output.to(wide)
-    if isinstance(perpendicular, Tensor):
-        base = base * perpendicular[..., None]
-    elif perpendicular != 1.0:
-        base = base * perpendicular
-    grouped = base.unflatten(2, (-1, groups))
-    edited = torch.addcmul(
-        grouped, weight.unflatten(2, (-1, groups)).unsqueeze(-1), value.to(wide).unsqueeze(3)
-    )
-    return edited.flatten(2, 3).to(output.dtype)
 
 
 def _on(scale: float | Tensor, like: Tensor) -> float | Tensor:

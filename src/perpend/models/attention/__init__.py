@@ -9,7 +9,14 @@ row_logits(call, rows, keys)                             logits of chosen rows a
 
 from perpend.models.attention.attach import attach, check_parity, choose_sites
 from perpend.models.attention.call import AttentionCall, AttentionSite, Hook
-from perpend.models.attention.fused import log_sum_exp, output_and_lse, own_logit, self_weight
+from perpend.models.attention.fused import (
+    decoded,
+    decodes_alike,
+    log_sum_exp,
+    output_and_lse,
+    own_logit,
+    self_weight,
+)
 from perpend.models.attention.sites import attention_modules, attention_sites
 from perpend.models.attention.support import own_key_index, row_logits, valid_rows, visible
 
@@ -22,6 +29,8 @@ __all__ = [
     "attention_sites",
     "check_parity",
     "choose_sites",
+    "decoded",
+    "decodes_alike",
     "log_sum_exp",
     "output_and_lse",
     "own_key_index",

@@ -75,6 +75,13 @@ class AttentionCall:
     enforce_window: bool = False
     implementation: str = "sdpa"
 
+    @classmethod
+    def of(cls, **fields: Any) -> AttentionCall:
+        """A call from its fields without the dataclass setting each: one is made per layer and token."""
+        call = object.__new__(cls)
+        call.__dict__.update(fields)
+        return call
+
     @property
     def layer(self) -> int:
         """Index in `attention_sites(model)`."""
@@ -112,6 +119,11 @@ class AttentionCall:
 
 
 Hook = Callable[[AttentionCall, Tensor], "Tensor | None"]
+Decode = Callable[[AttentionSite, Tensor, Tensor, Tensor, float, Callable[[], Any]], "Tensor | None"]
+"""Kernel and hook of one decoded token in one, since making a call costs as much as all the arithmetic there:
+(site, query [B, H, 1, d], key, value [B, H_kv, S, d], scale, run) -> the hook's output [B, 1, H, d_v]; None
+to go the long way. Every key is seen, the last is the token's own; `run()[0]` is the model's own output.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,11 +134,16 @@ class Tap:
     hook: Hook
     need_lse: bool = False
 
+    @cached_property
+    def decode(self) -> Decode | None:
+        """The hook's own short way for a decoded token, `hook.decode`, None where it has none."""
+        return getattr(self.hook, "decode", None)
+
 
 def apply_taps(taps: tuple[Tap, ...], call: AttentionCall, output: Tensor) -> Tensor:
     """Run the hooks of one call, outermost first, each on what the one before left. output [B, T, H, d_v]."""
     for tap in taps:
-        changed = tap.hook(call.at(tap.site), output)
+        changed = tap.hook(call if tap.site is call.site else call.at(tap.site), output)
         if changed is not None:
             if changed.shape != output.shape or changed.dtype != output.dtype:
                 raise ValueError(

@@ -121,7 +121,9 @@ def _kernel(call: AttentionCall) -> tuple[Tensor, Tensor] | None:
         TypeError,
     ):  # this build's kernel refuses the shape, dtype or device
         return None
-    return None if found is None else (found[0][..., :width], found[1])
+    if found is None or found[0].shape[-1] == width:
+        return found
+    return found[0][..., :width], found[1]
 
 
 def _sliced(call: AttentionCall, seen: int) -> AttentionCall:
@@ -132,7 +134,8 @@ def _sliced(call: AttentionCall, seen: int) -> AttentionCall:
 
 def _finish(call: AttentionCall, lse: Tensor) -> Tensor:
     """Learned sinks joined in, in fp32 or better."""
-    lse = lse if lse.dtype == torch.float64 else lse.float()
+    if lse.dtype not in (torch.float32, torch.float64):
+        lse = lse.float()
     if call.sinks is not None:
         lse = torch.logaddexp(lse, call.sinks.to(lse.dtype).view(1, -1, 1))
     return lse
@@ -191,13 +194,30 @@ def output_and_lse(
     if found is None:
         _agrees[kind] = False
         return output_and_lse(call, run, options)
-    output, lse = found[0].transpose(1, 2).contiguous(), _finish(call, found[1].detach())
+    lse = found[1].detach() if found[1].requires_grad else found[1]
+    output, lse = found[0].transpose(1, 2).contiguous(), _finish(call, lse)
     call.with_lse(lse)
     if agrees is None:
         own, rest = run()
         _agrees[kind] = torch.equal(own, output)
         return own, rest
     return output, None
+
+
+def decodes_alike(query: Tensor, key: Tensor, value: Tensor, scale: float, own: Tensor) -> bool:
+    """Whether `decoded` gives the bits of the model's own output [B, 1, H, d_v], and may stand for it."""
+    fits = query.is_cpu and query.dtype in (torch.float32, torch.float64) and query.dtype == key.dtype
+    if not fits or not _GROUPED_ON_CPU or query.shape[3] != value.shape[3]:
+        return False
+    return torch.equal(decoded(query, key, value, scale)[0].transpose(1, 2), own)
+
+
+def decoded(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Output [B, H, 1, d_v] and lse [B, H, 1] of the CPU kernel for a decoded token that sees every key."""
+    return _decoded(query, key, value, 0.0, False, attn_mask=None, scale=scale)
+
+
+_decoded = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def own_logit(call: AttentionCall, own: Tensor | None = None) -> Tensor:
@@ -214,10 +234,10 @@ def own_logit(call: AttentionCall, own: Tensor | None = None) -> Tensor:
     else:
         key = call.key.index_select(2, own)
     query = call.query.reshape(batch, kv, call.groups, length, dim)
-    logit = torch.stack(
-        [(q.to(full) * k.to(full)[:, None]).sum(-1) for q, k in zip(query, key)]
-    )  # one sequence at a time: the product stays small
-    logit = logit.reshape(batch, heads, length).mul_(call.scale)
+    each = [
+        (q.to(full) * k.to(full)[:, None]).sum(-1) for q, k in zip(query, key)
+    ]  # one sequence at a time: the product stays small
+    logit = (each[0] if batch == 1 else torch.stack(each)).reshape(batch, heads, length).mul_(call.scale)
     if call.softcap is not None:
         logit = logit.div_(call.softcap).tanh_().mul_(call.softcap)
     if call.bias is not None:

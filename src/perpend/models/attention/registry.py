@@ -10,7 +10,6 @@ they were.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,12 +17,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from perpend.errors import InputError
-from perpend.models.attention.call import AttentionCall, Tap, apply_taps
+from perpend.models.attention.call import AttentionCall, Decode, Tap, apply_taps
 from perpend.models.attention.fused import output_and_lse
 from perpend.models.attention.patches import Put, Undo, lock, patched
 from perpend.models.attention.sites import Routing, implementation, routing
 
-_taps: weakref.WeakKeyDictionary[nn.Module, tuple[Tap, ...]] = weakref.WeakKeyDictionary()
+_taps: dict[int, tuple[Tap, ...]] = {}  # by id of the module, which whoever attached to it holds
 
 
 def _masks(
@@ -33,7 +32,12 @@ def _masks(
     length, seen = query.shape[2], key.shape[2]
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
+    # a module's __getattr__ for a name it lacks costs as much as an operation on one token
+    if "sliding_window" in kwargs:
+        window = kwargs["sliding_window"]
+    else:
+        known = "sliding_window" in vars(module) or hasattr(type(module), "sliding_window")
+        window = module.sliding_window if known else None
     window = window if isinstance(window, int) else None
     found: dict[str, Any] = {"mask": None, "causal": False, "window": window}
     if hasattr(mask, "mask_mod"):  # flex attention's BlockMask
@@ -58,7 +62,7 @@ def _call(
     # sdpa ignores learned sinks and caps; a family that has them runs eager, flash or flex
     plain = own == "sdpa"
     sinks = None if plain else kwargs.get("s_aux", getattr(module, "sinks", None))
-    return AttentionCall(
+    return AttentionCall.of(
         site=tap.site,
         module=module,
         query=query,
@@ -77,7 +81,7 @@ def _with_hooks(own: str, function: Callable) -> Callable:
     """The own implementation, followed by the hooks of the module it is called for."""
 
     def attention(module, query, key, value, attention_mask, *args, **kwargs):
-        taps = _taps.get(module)
+        taps = _taps.get(id(module))
         if not taps:
             return function(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
@@ -85,13 +89,18 @@ def _with_hooks(own: str, function: Callable) -> Callable:
                 f"{taps[0].site.name} ({type(module).__name__}) passes attention options by position, which "
                 "perpend cannot read; use a transformers version in which it names them"
             )
-        call = _call(own, taps[0], module, query, key, value, attention_mask, kwargs)
 
         def run() -> tuple[Tensor, Any]:
             return function(module, query, key, value, attention_mask, **kwargs)
 
+        short = taps[0].decode if own == "sdpa" and attention_mask is None and len(taps) == 1 else None
+        if short is not None and query.shape[2] == 1:
+            output = _short_way(short, taps[0], query, key, value, kwargs, run)
+            if output is not None:
+                return output, None
+        call = _call(own, taps[0], module, query, key, value, attention_mask, kwargs)
         rest: Any = None
-        if any(tap.need_lse for tap in taps):
+        if taps[0].need_lse or any(tap.need_lse for tap in taps):
             output, rest = output_and_lse(call, run, kwargs)
         else:
             output, rest = run()
@@ -99,6 +108,16 @@ def _with_hooks(own: str, function: Callable) -> Callable:
 
     attention.__wrapped__ = function
     return attention
+
+
+def _short_way(
+    decode: Decode, tap: Tap, query: Tensor, key: Tensor, value: Tensor, kwargs: dict, run: Callable
+) -> Tensor | None:
+    """A plain decoded token by the hook's own short way; None where the call is not that plain."""
+    if kwargs.get("position_bias") is not None or kwargs.get("dropout"):
+        return None
+    scale = kwargs.get("scaling")
+    return decode(tap.site, query, key, value, query.shape[-1] ** -0.5 if scale is None else scale, run)
 
 
 def _patch_interface(interface: Any, own: str) -> Undo:
@@ -149,7 +168,7 @@ def tapped(taps: dict[nn.Module, Tap]) -> Iterator[None]:
         try:
             for module, tap in taps.items():
                 with lock:
-                    _taps[module] = (*_taps.get(module, ()), tap)
+                    _taps[id(module)] = (*_taps.get(id(module), ()), tap)
             yield
         finally:
             for module, tap in taps.items():
@@ -158,8 +177,8 @@ def tapped(taps: dict[nn.Module, Tap]) -> Iterator[None]:
 
 def _remove(module: nn.Module, tap: Tap) -> None:
     with lock:
-        left = tuple(other for other in _taps.get(module, ()) if other is not tap)
+        left = tuple(other for other in _taps.get(id(module), ()) if other is not tap)
         if left:
-            _taps[module] = left
+            _taps[id(module)] = left
         else:
-            _taps.pop(module, None)
+            _taps.pop(id(module), None)
