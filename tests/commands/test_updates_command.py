@@ -139,12 +139,83 @@ def test_one_json_document_and_a_plan(saved, tmp_path, capsys):
         (("--drop", "0"), "no list of numbers from 1 on"),
         (("--evaluate", "--eval-sequences", "5000"), "lower --sequences or --eval-sequences"),
         (("--by", "cosin"), "did you mean 'cosine'"),
+        (("--save", "smaller"), "--save needs --drop"),
+        (("--save", ".", "--drop", "1"), "is not empty"),
+        (("--images", "."), "is a language model: it reads --text"),
     ],
 )
 def test_bad_requests_say_what_to_do(saved, tmp_path, capsys, more, message):
     assert run(words(saved, "updates", *more, "--out", str(tmp_path / "none"))) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "none").exists()
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """Models that are no plain decoder, with a tokenizer of words that are not English, and their text."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("other")
+    known = ["<pad>", "<s>", "</s>", "[UNK]", *(f"w{i}" for i in range(80))]
+    own = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="[UNK]"))
+    own.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="[UNK]"
+    )
+    torch.manual_seed(0)
+    config = transformers.XGLMConfig(
+        vocab_size=tiny.VOCAB,
+        d_model=32,
+        ffn_dim=48,
+        num_layers=3,
+        attention_heads=4,
+        max_position_embeddings=64,
+    )
+    built = {
+        "xglm": transformers.XGLMForCausalLM(config),  # no adapter
+        "multimodal": tiny.build("gemma3_multimodal"),
+        "bert": tiny.build("bert"),
+    }
+    for name, model in built.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    (folder / "text.txt").write_text(" ".join(np.random.default_rng(0).choice(known[4:], 900)))
+    return folder
+
+
+def asked(other, name: str, verb: str, *more: str) -> list[str]:
+    text = ["--text", str(other / "text.txt"), "--length", "24", "--sequences", "8"]
+    return [verb, str(other / name), *(text if verb == "updates" else []), "--quiet", *more]
+
+
+@pytest.mark.parametrize("name", ["xglm", "multimodal", "bert"])
+def test_other_models_are_proved_and_profiled_too(other, tmp_path, capsys, name):
+    assert run(asked(other, name, "verify", "--out", str(tmp_path / "verify"))) == 0
+    assert run(asked(other, name, "updates", "--generate", "3", "--out", str(tmp_path / "updates"))) == 0
+    capsys.readouterr()
+    document = Run.open(tmp_path / "updates").document
+    layers = document["results"]["updates"]["per_layer"]
+    if name == "xglm":
+        assert set(layers[0]) == {"layer", "block"}
+        assert "perpend/models/families" in document["findings"][0]
+    else:
+        assert set(layers[0]) == {"layer", *PARTS}
+    assert ("generation" in document["results"]) == (name != "bert")
+    assert len(layers) == (4 if name == "multimodal" else 3)  # the decoder's, not the vision tower's
+
+
+def test_without_an_adapter_only_blocks_can_be_dropped(other, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert run(asked(other, "xglm", "updates", "--unit", "mlp", "--out", str(out))) == 2
+    assert "no adapter for 'xglm'" in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+    curve = ("--evaluate", "--drop", "1", "--eval-sequences", "4", "--seed", "0", "--out", str(out))
+    assert run(asked(other, "xglm", "updates", *curve)) == 0
+    assert len(Run.open(out).results["dropping"]["curve"]) == 2 * len(
+        {"cosine", "rotation", "last", "random"}
+    )
+    capsys.readouterr()
 
 
 def test_verify_passes_and_leaves_its_table(saved, tmp_path, capsys):

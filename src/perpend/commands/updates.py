@@ -73,7 +73,10 @@ class Counts(click.ParamType):
     help="Sequences of the text, after those surveyed, that perplexity is taken on.",
 )
 @click.option(
-    "--save", "save_to", metavar="DIR", help="Write the model without the first --drop parts there."
+    "--save",
+    "save_to",
+    metavar="DIR",
+    help="Write the model without the first --drop parts (the most, of several) there.",
 )
 @seed_options((0, 1, 2))
 @run_options
@@ -81,17 +84,17 @@ def command(**options: Any) -> None:
     """How much of what each layer adds lies along the stream it is added to, and how much across it.
 
     Attention, MLP and block of every layer of MODEL (a language model, an encoder, or with --images an image
-    model): the signed α, the ratio of the part along the stream to
-    the part across it beside that of a random direction, norms, and the exact cosine with the gap to its
-    second-order form; with and without position 0 and the largest tokens. Then the ratio while the model
-    writes, and which layers turn the stream so little that they can be dropped.
+    model): the signed α, the ratio of the part along the stream to the part across it beside that of a random
+    direction, norms, and the exact cosine with the gap to its second-order form; with and without position 0
+    and the largest tokens. Then the ratio while the model writes, and which layers turn the stream so little
+    that they can be dropped.
     """
     from dataclasses import asdict
 
     from perpend.distributed import map_blocks
     from perpend.errors import InputError
     from perpend.job import Job
-    from perpend.models.layout import blocks
+    from perpend.models.layout import blocks, how_to_add, parts_of
     from perpend.models.smaller import check_free
     from perpend.studies.generation_profile import generation_profile
     from perpend.studies.layer_drop import evaluate, orders, rank
@@ -99,6 +102,8 @@ def command(**options: Any) -> None:
     from perpend.surveys.updates import survey_updates
 
     job = Job("updates", options)
+    if options["unit"] != "block" and parts_of(job.model) == ("block",):
+        raise InputError(f"--unit {options['unit']}: {how_to_add(job.model)}")
     tokens = job.tokens(options["seeds"][0])
     if job.planned(tokens, passes=1):
         return
@@ -112,6 +117,8 @@ def command(**options: Any) -> None:
     if options["evaluate"] and not writes:
         raise InputError(f"--evaluate takes perplexity: {job.model_name} is no causal language model")
     if options["save_to"]:
+        if not options["drop"]:
+            raise InputError("--save needs --drop N: how many parts the smaller model is to do without")
         check_free(options["save_to"])
     held_out = _held_out(job, tokens) if options["evaluate"] else None
     with job.run() as run:

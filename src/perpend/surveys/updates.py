@@ -344,7 +344,7 @@ def _checked(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None
 def _notes(model: nn.Module) -> tuple[str, ...]:
     if len(parts_of(model)) == len(PARTS):
         return ()
-    return (f"block updates only, over {len(blocks(model))} blocks: {how_to_add(model)}",)
+    return (f"Block updates only, over {len(blocks(model))} blocks: {how_to_add(model)}",)
 
 
 def _number(value: float) -> float | None:
