@@ -140,6 +140,90 @@ def test_three_seeds_on_the_whole_text_read_it_once(saved: Path, monkeypatch) ->
     assert attention._distinct(Held, {0: range(9), 1: range(9)}) == [0, 1]
 
 
+@pytest.fixture(scope="module")
+def extended(saved: Path, tmp_path_factory):
+    """Everything that one pass can read besides."""
+    out = tmp_path_factory.mktemp("extended") / "survey"
+    more = [
+        "--windows", "8,16,24", "--value-weights", "value,output", "--whole-rows", "log", "--row-audit", "40",
+        "--seed", "0,1", "--out", str(out),
+    ]  # fmt: skip
+    assert run(words(saved, *more)) == 0
+    return Run.open(out)
+
+
+def test_readings_leave_the_survey_as_it_was(extended, surveyed) -> None:
+    """The main rows, their rates and intervals are those of a run without any further reading."""
+    np.testing.assert_array_equal(extended.arrays["signatures"], surveyed.arrays["signatures"])
+    assert set(surveyed.results) | {"windows", "weights", "whole_rows", "row_audit"} == set(extended.results)
+    one, other = (found.results["reversal"]["cosine"] for found in (surveyed, extended))
+    assert (one["low"], one["high"]) == (other["low"], other["high"])
+
+
+def test_readings_in_the_run_folder(extended) -> None:
+    json.dumps(extended.document, allow_nan=False)
+    results, tables = extended.results, extended.tables
+    assert [row["window"] for row in results["windows"]["by_window"]] == [8, 16, 24]
+    kept = [row["retained"] for row in results["windows"]["by_window"]]
+    assert all(0 < number["low"] <= number["value"] <= number["high"] < 1 for number in kept)
+    own = results["windows"]["by_window"][1]["reversal"]["cosine"]["value"]
+    rate = tables["reversal"].set_index("metric").loc["cosine"]
+    pairs = reversal.matrices(extended.arrays["signatures"].reshape(12, 16), 0, ("cosine",))
+    assert own == pytest.approx(reversal.exact_rates(*pairs["cosine"])[0].mean())
+    assert rate["exact"] != 0
+    assert len(tables["windows"]) == 3 * 5
+    assert len(tables["windows_between"]) == 3
+    assert set(results["weights"]) == {"plain", "value", "output"}
+    assert set(tables["weights_layers"]["weight"]) == {"plain", "value", "output"}
+    whole = results["whole_rows"]
+    assert whole["edges"] == [0, 1, 2, 4, 8, 16, 32]
+    assert whole["same_queries"]["fixed"]["total"]["value"] == pytest.approx(
+        np.mean([row["fixed_total"] for row in whole["per_layer"]])
+    )
+    assert results["row_audit"]["places"] == 40
+    assert len(tables["row_audit"]) == 40 * 6
+    assert extended.arrays["block_logits"].shape == (12, 3, 4, 16)
+    assert extended.arrays["block_rows"].sum() == 48 * 24 * 3
+    mean = extended.arrays["block_logits"].sum(0) / extended.arrays["block_rows"].sum(0)[:, None, None]
+    closed = mean - np.log(np.exp(mean).sum(-1, keepdims=True))
+    np.testing.assert_allclose(closed, extended.arrays["signatures"], atol=1e-12)
+    page = (extended.folder / "report.html").read_text()
+    for title in ("Windows", "Value-weighted rows", "Whole rows", "Single rows"):
+        assert title in page
+    assert len([line for line in extended.document["findings"] if "interval" in line]) >= 6
+
+
+def test_single_rows_in_the_table_are_the_rows_of_eager_attention(extended, saved: Path) -> None:
+    """The places named in the table, read from eager attention and judged by hand, agree with its counts."""
+    rows = eager_rows(saved)
+    table = extended.tables["row_audit"]
+    rate = extended.results["row_audit"]["metrics"]["jensen_shannon"]["reversal"]["value"]
+    places = table[table["metric"] == "jensen_shannon"]
+    assert rate == pytest.approx(places["reversal"].sum() / places["triples"].sum())
+    expected = []
+    for place in places.itertuples():
+        at = rows[:, place.sequence, :, place.query - 16].reshape(12, 16).log().numpy()
+        keep, drop = reversal.matrices(at, 0, ("jensen_shannon",))["jensen_shannon"]
+        expected.append(reversal.exact_rates(keep, drop)[0].mean())
+    found = (places["reversal"] / places["triples"]).to_numpy()
+    np.testing.assert_allclose(found, expected, atol=5 * np.sqrt(0.25 / 1000))
+    assert np.corrcoef(found, expected)[0, 1] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--windows", "8,x"], "32,64,128"),
+        (["--value-weights", "values"], "known: value, output"),
+        (["--drop-both"], "same as dropping"),
+        (["--windows", "16,500"], "too short"),
+    ],
+)
+def test_readings_that_cannot_be(saved: Path, tmp_path: Path, capsys, more: list[str], told: str) -> None:
+    assert run(words(saved, "--seed", "0", "--out", str(tmp_path / "a"), *more)) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_study_of_no_survey_is_refused() -> None:
     with pytest.raises(perpend.InputError, match="at least one survey"):
         attention_study({})

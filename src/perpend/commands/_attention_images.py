@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from perpend.commands._reading_options import asked
 from perpend.errors import InputError
 from perpend.job import Job
 from perpend.report import charts
@@ -47,6 +48,7 @@ def survey_images(options: dict[str, Any]) -> None:
                 block=block_size(len(chosen), batch),
                 store=lambda name, compute, seed=seed: run.step(f"seed-{seed}-{name}", compute),
                 progress=job.progress,
+                **(asked(options, seed) if not surveys else {}),
             )
         survey = surveys[options["seeds"][0]]
         study = attention_study(surveys, triples=options["triples"], replicates=options["bootstrap"])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perpend.commands._reading_options import asked, reading_options
 from perpend.options import (
     image_options,
     model_options,
@@ -28,6 +29,7 @@ EPSILON_SEQUENCES = 2  # the ε sweep shows a principle; it needs rows, not many
     "perpend attention",
     "perpend attention path/to/model --text book.txt --sequences 256",
     "perpend attention gpt2 --sink first:4 --bos always --seed 0,1,2",
+    "perpend attention --windows 32,64,128 --value-weights value --whole-rows log --row-audit 256",
 )
 @model_options
 @text_options(sequences=64, length=192, batch=8)
@@ -47,6 +49,7 @@ EPSILON_SEQUENCES = 2  # the ε sweep shows a principle; it needs rows, not many
     show_default=True,
     help="Resamples of the text for the intervals; 0 for none.",
 )
+@reading_options
 @seed_options((0, 1, 2))
 @run_options
 def command(**options: Any) -> None:
@@ -55,7 +58,8 @@ def command(**options: Any) -> None:
     Reported: how much of a row the sink takes, how the entropy splits into sink and content by layer, how
     often "which of two heads is more similar" depends on keeping or dropping the sink, whether that is more
     than noise, and which pruning regime the spread of the sink over heads suggests. The model keeps its own
-    fast attention; rows are read from queries and keys, and nothing underflows.
+    fast attention; rows are read from queries and keys, and nothing underflows. In the first seed's pass, if
+    asked: further windows, value-weighted rows, whole rows of every length, single rows, a third convention.
     """
     from perpend.job import Job
     from perpend.studies.attention import attention_study
@@ -89,6 +93,7 @@ def command(**options: Any) -> None:
                     block=block_size(len(chosen), options["batch"]),
                     store=lambda name, compute, seed=seed: run.step(f"seed-{seed}-{name}", compute),
                     progress=job.progress,
+                    **(asked(options, seed) if seed == seeds[0] else {}),
                 )
             )
         study = attention_study(surveys, triples=options["triples"], replicates=options["bootstrap"])
@@ -183,8 +188,9 @@ def _shown(study: Any) -> list[Any]:
 def figures(run: Any) -> list[Figure]:
     """The figures of a run of `perpend attention`."""
     from perpend.commands._attention_figures import figures as made
+    from perpend.commands._reading_figures import figures as of_readings
 
-    found = made(run)
+    found = [*made(run), *of_readings(run)]
     if "norms" in run.tables:
         from perpend.commands._attention_images import figures as of_images
 
