@@ -207,6 +207,7 @@ def test_the_null_is_that_of_a_random_direction(width):
     if width > 3:  # in three dimensions the ratio's variance is infinite
         ratio = cosine / (1 - cosine.square()).sqrt()
         assert float(ratio.mean()) == pytest.approx(null["ratio_mean"], rel=0.04)
+        assert float(ratio.median()) == pytest.approx(null["ratio_median"], rel=0.04)
 
 
 def test_the_median_gap_is_the_median_tokens():

@@ -36,9 +36,10 @@ def figures(run: Any) -> list[Figure]:
 
 
 def _ratio(table: pd.DataFrame) -> Figure:
-    reference = {"random direction": float(table["null_ratio_mean"].iloc[0])}
 
-    def chart(value: str) -> Any:
+    def chart(value: str, null: str) -> Any:
+        # runs of before have no median of their own
+        reference = {"random direction": float(table[null if null in table else "null_ratio_mean"].iloc[0])}
         return charts.profile(
             table, value, series="part", label="‖Δ∥‖ / ‖Δ⊥‖", reference=reference, log_y=True
         )
@@ -46,7 +47,10 @@ def _ratio(table: pd.DataFrame) -> Figure:
     return Figure(
         "Parallel over perpendicular",
         "How much of what a layer adds lies along the stream it is added to?",
-        {"mean over tokens": chart("ratio"), "median": chart("ratio_q50")},
+        {
+            "mean over tokens": chart("ratio", "null_ratio_mean"),
+            "median": chart("ratio_q50", "null_ratio_median"),
+        },
         table[
             ["layer", "part", "ratio", "ratio_q05", "ratio_q50", "ratio_q95", "null_ratio", "null_ratio_mean"]
         ],
