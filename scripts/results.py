@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import results_sections as sections
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RUNS = ROOT / "docs" / "results.md", ROOT / "docs" / "runs"
 
@@ -148,9 +150,22 @@ def _percent(value: float | None) -> str | None:
 
 
 def _prune(path: Path, document: Mapping[str, Any]) -> str:
-    names = ["criterion", "sparsity", "perplexity", "sd", "over_base", "kl", "top1_agreement"]
-    rows = [[cell.get(name) for name in names] for cell in document["results"]["cells"]]
-    return "\n".join([*_heading(path, document), *table(names, rows)])
+    return "\n".join([*_heading(path, document), *sections.prune(document, table)])
+
+
+def _updates(path: Path, document: Mapping[str, Any]) -> str:
+    figure = f"runs/{path.stem}.svg"
+    return "\n".join([*_heading(path, document), *sections.updates(document, figure, table)])
+
+
+def figures() -> dict[Path, str]:
+    """The figures that the page shows, by file."""
+    found = {}
+    for path in sorted(RUNS.glob("*.json")):
+        document = json.loads(path.read_text("utf-8"))
+        if document["command"] == "updates":
+            found[path.with_suffix(".svg")] = sections.profile(document)
+    return found
 
 
 def _plain(path: Path, document: Mapping[str, Any]) -> str:
@@ -186,7 +201,7 @@ def _by_hand(path: Path, document: Mapping[str, Any]) -> str:
 _SECTIONS = {
     "attention": _attention,
     "prune": _prune,
-    "updates": _plain,
+    "updates": _updates,
     "compress": _plain,
     "evaluate": _plain,
     "verify": _plain,
@@ -196,10 +211,12 @@ _SECTIONS = {
 def main() -> None:
     text = page()
     if "--check" in sys.argv:
-        if not PAGE.exists() or PAGE.read_text("utf-8") != text:
+        files = {PAGE: text, **figures()}
+        if any(not path.exists() or path.read_text("utf-8") != own for path, own in files.items()):
             sys.exit("docs/results.md is not what docs/runs says: run python scripts/results.py")
         return
-    PAGE.write_text(text, "utf-8")
+    for path, own in {PAGE: text, **figures()}.items():
+        path.write_text(own, "utf-8")
 
 
 if __name__ == "__main__":
