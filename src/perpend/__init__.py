@@ -25,6 +25,7 @@ _HOME = {
     "survey_attention": "perpend.surveys.attention",
     "survey_saved": "perpend.surveys.saved",
     "survey_updates": "perpend.surveys.updates",
+    "audit": "perpend.studies.choices",
     "evaluate": "perpend.evaluation",
     "PerpendError": "perpend.errors",
     "InputError": "perpend.errors",
