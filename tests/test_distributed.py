@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import tiny
 from perpend import distributed
 from perpend.errors import PerpendError
 from perpend.runs import Run
@@ -168,3 +170,82 @@ def test_a_block_computed_twice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(distributed, "gather", lambda value: [value, value])
     with pytest.raises(PerpendError, match="block 4 was computed by two processes"):
         distributed.gather_blocks({4: 1})
+
+
+# --- verbs ---
+
+TEXT = "The stream carries what every layer adds to it; some of it along, most across. " * 120
+VERBS = {
+    "attention": ["--window", "8", "--length", "24", "--sequences", "70", "--seed", "0"],
+    "updates": ["--length", "24", "--sequences", "70", "--seed", "0", "--generate", "0", "--evaluate",
+                "--drop", "1,2", "--eval-sequences", "4"],
+    "prune": ["--window", "8", "--length", "24", "--sequences", "40", "--seed", "0", "--context", "24",
+              "--tokens", "200", "--sparsity", "0.2"],
+    "edit": ["--length", "24", "--sequences", "6", "--audit", "--gradient", "--head-sensitivity",
+             "--site", "value.exclude_self", "--site", "residual.mlp", "--parallel", "0,2"],
+    "compress": ["--length", "24", "--sequences", "6", "--method", "rtn:group=4", "--method", "wanda:2:4",
+                 "--method", "magnitude", "--surgery", "2", "--calibration-sequences", "4",
+                 "--calibration-length", "24"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    tiny.save_llama(folder / "model")
+    (folder / "text.txt").write_text(TEXT)
+    return folder
+
+
+def perpend_in(world: int, words: list[str]) -> None:
+    """`perpend …` in so many processes; all must end well."""
+    port, processes = str(free_port()), []
+    for number in range(world):
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if world > 1:
+            env |= {"RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_RANK": str(number)}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, "-m", "perpend", *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        processes.append(subprocess.Popen(command, env=env, **pipes))
+    for process in processes:
+        _, told = process.communicate(timeout=240)
+        assert process.returncode == 0, told
+
+
+def numbers(value: object, where: str = "") -> Iterator[tuple[str, object]]:
+    """Every leaf of a run's results, by its path; measured time is no result."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if "seconds" not in key and key not in ("cost", "ratio"):
+                yield from numbers(item, f"{where}/{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from numbers(item, f"{where}/{index}")
+    else:
+        yield where, value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_gives_in_two_processes_what_it_gives_in_one(verb: str, saved: Path, tmp_path: Path) -> None:
+    common = [verb, str(saved / "model"), "--text", str(saved / "text.txt"), "--quiet", *VERBS[verb]]
+    for world in (1, 2):
+        perpend_in(world, [*common, "--out", str(tmp_path / str(world))])
+    one, two = (dict(numbers(Run.open(tmp_path / name).results)) for name in ("1", "2"))
+    assert one.keys() == two.keys()
+    for where, value in one.items():
+        if isinstance(value, float):
+            assert two[where] == pytest.approx(value, rel=1e-12, abs=1e-12), where
+        else:
+            assert two[where] == value, where
+
+
+def test_comparing_two_checkpoints_refuses_several_processes(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from perpend import cli
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.run(["compare", str(saved / "model"), str(saved / "model")]) == 2
+    assert "without torchrun" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -288,3 +289,29 @@ def inputs(name: str, count: int = 2, length: int = 24) -> dict[str, torch.Tenso
     if name in VISION:
         return {"pixel_values": pixels(count)}
     return {"input_ids": tokens(count, length)}
+
+
+def byte_tokenizer(length: int = 256) -> Any:
+    """A tokenizer whose tokens are single bytes, after <pad>, <s> and </s>; no text is unknown to it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", *letters])}
+    own = Tokenizer(models.BPE(vocab=words, merges=[]))
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own.decoder = decoders.ByteLevel()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=own, model_max_length=length, **special)
+
+
+def save_llama(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """A tiny random Llama with that tokenizer, as a folder that `perpend.load` opens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = byte_tokenizer()
+    torch.manual_seed(seed)
+    config = {**_SMALL, "vocab_size": len(tokenizer), "initializer_range": 0.3, **changes}
+    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from perpend import distributed
 from perpend.commands._pairs import Pairs, cost_finding, loss_record, surgery_findings
 from perpend.commands._tasks import Tasks
 from perpend.errors import InputError
@@ -15,6 +16,8 @@ class Compare(Pairs):
     """Two checkpoints."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
+        if distributed.world() > 1:
+            raise InputError("perpend compare runs in one process: start it without torchrun")
         super().__init__("compare", {**options, "model": options["base"], "revision": None})
 
     @cached_property
@@ -64,7 +67,8 @@ class Compare(Pairs):
             "summary": outcome["summary"],
             **apart,
         }
-        self.cut(run, name, lambda: other, results)
+        for kind, records in self.cut(run, name, lambda: other).items():
+            results[kind] = {name: records}
         tasks = Tasks(self.job, run)
         if tasks:
             tasks.score("base")

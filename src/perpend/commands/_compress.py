@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from perpend import distributed
 from perpend.commands._pairs import Pairs, cost_finding, loss_record, surgery_findings
 from perpend.commands._tasks import Tasks, headline
 from perpend.errors import InputError
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from perpend.compression.method import Regime
     from perpend.studies.compression import Setting
+
+
+COMPONENTS = ("both", "perpendicular")  # what a plan keeps small: e, or e⊥ alone
 
 
 class Compress(Pairs):
@@ -31,7 +35,7 @@ class Compress(Pairs):
             raise InputError(f"a method is named twice: {', '.join(names)}")
         if self.options["save_to"] and len(names) != 1:
             raise InputError("--save writes one model: give exactly one --method")
-        self.allocated = _allocation(self.options["allocate"])
+        self.allocated = _allocation(self.options["allocate"], self.regimes)
         self._made: dict[str, Any] = {}
 
     @cached_property
@@ -63,27 +67,27 @@ class Compress(Pairs):
         self.job.answer(run, ("Compressed models", self.shown(self.outcomes)), *self.shown_scores)
 
     def _fill(self, run: Any) -> None:
-        from perpend.studies.compression import ordering, run_regime, sentence
+        from perpend.studies.compression import ordering, sentence
 
-        model = self.job.model
         base = self.base_nll(run)
         setting = self.setting(self.calibration.tokens)
         tasks = Tasks(self.job, run)
         results: dict[str, Any] = {"base": {"loss": loss_record(base)}, "regimes": {}}
         if tasks:
-            tasks.score("base")
+            scored = distributed.main_first(lambda: tasks.score("base"))
+            tasks.evaluations["base"] = scored
             results["base"]["scores"] = headline(tasks.base)
         self.outcomes: dict[str, Any] = {}
-        for regime in self.regimes:
-            name = regime.name
-
-            def compute(regime: Regime = regime) -> dict[str, Any]:
-                outcome, self._made[regime.name] = run_regime(model, regime, setting, base)
-                return outcome
-
-            outcome = run.step(f"regime {name}", compute)
+        # each regime is wholly one process's
+        for regime, found in zip(
+            self.regimes,
+            distributed.map_blocks(
+                len(self.regimes), lambda i: self._regime(run, self.regimes[i], setting, base, tasks)
+            ),
+        ):
+            name, outcome = regime.name, found["outcome"]
             if tasks:
-                tasks.score(name, lambda regime=regime: self.made(regime))
+                tasks.evaluations[name] = found["scores"]
                 outcome["scores"] = tasks.changes(name)
             self.outcomes[name] = outcome
             results["regimes"][name] = {
@@ -91,18 +95,10 @@ class Compress(Pairs):
                 for key in ("compression", "loss", "change", "summary", "scores")
                 if key in outcome
             }
-            self.cut(run, name, lambda regime=regime: self.made(regime), results)
-            if self.options["save_to"]:
-                from perpend.compression.save import save
-
-                record = {"perpend": outcome["compression"], "model": self.job.model_name}
-                results["saved"] = run.step(
-                    "saved",
-                    lambda regime=regime, record=record: save(
-                        self.made(regime), self.job.tokenizer, self.options["save_to"], record
-                    ),
-                )
-            self._made.clear()  # one compressed copy at a time
+            for kind, records in found["cut"].items():
+                results.setdefault(kind, {})[name] = records
+            if found["saved"] is not None:
+                results["saved"] = found["saved"]
         tables = self.tables(run, self.outcomes, results)
         run.table("matrices", _facts(self.outcomes))
         order = sorted(self.outcomes, key=lambda n: self.outcomes[n]["change"]["difference"])
@@ -132,6 +128,32 @@ class Compress(Pairs):
         conventions = self.conventions() | (tasks.conventions if tasks else {})
         run.finish(results, conventions, [*findings, *tasks.findings])
 
+    def _regime(self, run: Any, regime: Regime, setting: Setting, base: Any, tasks: Tasks) -> dict[str, Any]:
+        """Everything that is measured of one regime; each part is a step of the run."""
+        from perpend.studies.compression import run_regime
+
+        def measured() -> dict[str, Any]:
+            outcome, self._made[regime.name] = run_regime(self.job.model, regime, setting, base)
+            return outcome
+
+        outcome = run.step(f"regime {regime.name}", measured)
+        found = {
+            "outcome": outcome,
+            "scores": tasks.score(regime.name, lambda: self.made(regime)) if tasks else None,
+            "cut": self.cut(run, regime.name, lambda: self.made(regime)),
+            "saved": self._saved(run, regime, outcome) if self.options["save_to"] else None,
+        }
+        self._made.clear()  # one compressed copy at a time
+        return found
+
+    def _saved(self, run: Any, regime: Regime, outcome: Mapping[str, Any]) -> Any:
+        from perpend.compression.save import save
+
+        record = {"perpend": outcome["compression"], "model": self.job.model_name}
+        return run.step(
+            "saved", lambda: save(self.made(regime), self.job.tokenizer, self.options["save_to"], record)
+        )
+
     def made(self, regime: Regime) -> Any:
         """The compressed copy of a regime; made again where a resumed run has only its measurements."""
         import copy
@@ -150,30 +172,28 @@ class Compress(Pairs):
         """A plan from the whole error and one from e⊥ for the first method that has the setting."""
         from perpend.studies.compression_surgery import plan
 
-        option, values = self.allocated
-        regime = next((r for r in self.regimes if option in r.method.defaults), None)
-        if regime is None:
-            raise InputError(f"--allocate: none of the methods has a setting {option!r}")
-        kind = type(regime.method.defaults[option])
+        assert self.allocated is not None
+        option, regime, values = self.allocated
         rows = self.calibration.tokens[: max(4, self.options["map_sequences"])]
-        return [
-            run.step(
-                f"plan {component}",
-                lambda component=component: plan(
+        return distributed.map_blocks(
+            2,
+            lambda i: run.step(
+                f"plan {COMPONENTS[i]}",
+                lambda component=COMPONENTS[i]: plan(
                     self.job.model,
                     regime,
                     setting,
                     option=option,
-                    values=[kind(v) for v in values],
+                    values=values,
                     map_tokens=rows,
                     component=component,
                 ),
-            )
-            for component in ("both", "perpendicular")
-        ]
+            ),
+        )
 
 
-def _allocation(text: str | None) -> tuple[str, list[str]] | None:
+def _allocation(text: str | None, regimes: Sequence[Regime]) -> tuple[str, Regime, list[Any]] | None:
+    """The setting, the first method that has it, and the values to choose among."""
     if not text:
         return None
     option, equals, values = text.partition("=")
@@ -182,7 +202,19 @@ def _allocation(text: str | None) -> tuple[str, list[str]] | None:
         raise InputError(
             f"--allocate is SETTING=V1,V2,... (as sparsity=0.4,0.5,0.6 or bits=3,4,5), not {text!r}"
         )
-    return option, chosen
+    regime = next((r for r in regimes if option in r.method.defaults), None)
+    if regime is None:
+        known = sorted({name for r in regimes for name in r.method.defaults})
+        raise InputError(
+            f"--allocate: none of the methods has a setting {option!r}; they have {', '.join(known)}"
+        )
+    kind = type(regime.method.defaults[option])
+    try:
+        return option, regime, [kind(v) for v in chosen]
+    except ValueError:
+        raise InputError(
+            f"--allocate: {option} takes values such as {regime.method.defaults[option]}, not {values!r}"
+        ) from None
 
 
 def _facts(outcomes: Mapping[str, Any]) -> pd.DataFrame:

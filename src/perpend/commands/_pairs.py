@@ -20,8 +20,6 @@ class Pairs:
     """The common part: a base model, texts, and the tables and results of any number of other models."""
 
     def __init__(self, command: str, options: Mapping[str, Any]) -> None:
-        if distributed.world() > 1:
-            raise InputError(f"perpend {command} runs in one process: start it without torchrun")
         self.job = Job(command, options)
         self.options = self.job.options
         if len(self.options["seeds"]) != 1:
@@ -62,22 +60,23 @@ class Pairs:
             nll = token_nll(self.job.model, self.windows, batch=self.options["batch"])
             return {"values": nll.values, "scored": nll.scored}
 
-        kept = run.step("base loss", compute)
+        kept = distributed.main_first(lambda: run.step("base loss", compute))
         return TokenNLL(kept["values"], kept["scored"], self.windows)
 
-    def cut(self, run: Any, name: str, other: Callable[[], Any], results: dict[str, Any]) -> None:
-        """Surgery and sensitivity map of one model, where asked for: steps, tables and findings' numbers."""
+    def cut(self, run: Any, name: str, other: Callable[[], Any]) -> dict[str, Any]:
+        """Surgery and sensitivity map of one model, where asked for: steps of the run, as records."""
         from perpend.compression import sensitivity
         from perpend.studies.compression_surgery import surgery
 
         batch = self.options["batch"]
+        found: dict[str, Any] = {}
         if self.options["surgery_sequences"]:
             some = self.windows.take(min(self.options["surgery_sequences"], len(self.tokens)))
             table = run.step(
                 f"surgery {name}",
                 lambda: surgery(self.job.model, other(), some, batch=batch, seed=self.seed),
             )
-            results.setdefault("surgery", {})[name] = table.to_dict("records")
+            found["surgery"] = table.to_dict("records")
         if self.options["map_sequences"]:
             rows = self.tokens[: self.options["map_sequences"]]
             table = run.step(
@@ -86,7 +85,8 @@ class Pairs:
                     self.job.model, other(), rows, batch=batch, seed=self.seed, progress=self.job.progress
                 ),
             )
-            results.setdefault("sensitivity", {})[name] = table.to_dict("records")
+            found["sensitivity"] = table.to_dict("records")
+        return found
 
     def tables(self, run: Any, outcomes: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the tables that figures and readers need; returns those shown on the terminal."""

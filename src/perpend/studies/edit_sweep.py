@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perpend.distributed import Store, direct
+from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError
 from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.controls import control
@@ -41,11 +41,12 @@ CHUNK = 512  # tokens whose two sets of logits exist at a time
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of a sweep: an edit, or with `control` its control of that kind."""
+    """One point of a sweep: an edit, or with `control` its control of that kind. `compile` as in `edit`."""
 
     edit: Edit
     control: str | None = None
     seed: int = 0
+    compile: bool = False
 
     @property
     def name(self) -> str:
@@ -64,7 +65,7 @@ class Cell:
         """The context in which the model runs for this cell."""
         if self.control:
             return control(model, self.edit, self.control, self.seed)
-        return edit(model, self.edit)
+        return edit(model, self.edit, compile=self.compile)
 
 
 def _short(scale: Any) -> str:
@@ -101,13 +102,23 @@ def sweep(
     names = [cell.name for cell in cells]
     if len(set(names)) != len(names):
         raise InputError(f"a sweep names a cell twice: {sorted({n for n in names if names.count(n) > 1})[0]}")
-    with torch.no_grad(), _base(model, windows, batch) as (hidden, base):
-        found = {}
-        with progress(total=len(cells) * windows.tokens.numel(), unit="tokens", description="edits") as done:
-            for index, cell in enumerate(cells):
-                stored = store(f"cell-{index}", lambda cell=cell: _run(model, windows, cell, hidden, batch))
-                found[cell.name] = Losses(*(torch.as_tensor(stored[k]) for k in ("loss", "kl", "agreement")))
-                done(windows.tokens.numel())
+    total = len(cells) * windows.tokens.numel()
+    with (
+        torch.no_grad(),
+        _base(model, windows, batch) as (hidden, base),
+        progress(total=total, unit="tokens", description="edits") as done,
+    ):
+
+        def compute(index: int) -> dict[str, Tensor]:
+            measured = _run(model, windows, cells[index], hidden, batch)
+            done(windows.tokens.numel())
+            return measured
+
+        stored = map_blocks(len(cells), compute, store=store, name="cell")
+    found = {
+        cell.name: Losses(*(torch.as_tensor(one[name]) for name in ("loss", "kl", "agreement")))
+        for cell, one in zip(cells, stored)
+    }
     return base, found
 
 

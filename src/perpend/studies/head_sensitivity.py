@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from perpend.compression.replay import Replay, capture, stand_ins
-from perpend.distributed import Store, direct
+from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError
 from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.attention import AttentionCall, AttentionSite, attach, attention_sites
@@ -89,20 +89,19 @@ def layer_changes(
     store: Store = direct,
 ) -> tuple[Tensor, Tensor]:
     """The unedited losses [n], and the losses [layers, n] with each layer's whole site edited alone."""
-    found, base = [], None
+    layers = _layers(model, site)
     with torch.no_grad():
         state = prefixes(model, tokens, batch)
         base = torch.cat([state.losses(i) for i in range(len(state.rows))])
-        for layer, block in _layers(model, site):
 
-            def compute(layer: int = layer, block: int = block) -> dict[str, Tensor]:
-                state.advance(block)
-                change = Edit(site, parallel, layers=(layer,), reference=reference)
-                each = [state.losses(i, edit(model, change)) for i in range(len(state.rows))]
-                return {"loss": torch.cat(each)}
+        def compute(index: int) -> dict[str, Tensor]:
+            layer, block = layers[index]
+            state.advance(block)
+            change = Edit(site, parallel, layers=(layer,), reference=reference)
+            return {"loss": torch.cat([state.losses(i, edit(model, change)) for i in range(len(state.rows))])}
 
-            found.append(torch.as_tensor(store(f"{site}-{reference}-layer-{layer}", compute)["loss"]))
-    return base, torch.stack(found)
+        found = map_blocks(len(layers), compute, store=store, name=f"{site}-{reference}-layer")
+    return base, torch.stack([torch.as_tensor(one["loss"]) for one in found])
 
 
 def _layers(model: nn.Module, site: str) -> list[tuple[int, int]]:
@@ -164,21 +163,21 @@ def head_sensitivity(
         base = torch.cat([state.losses(i) for i in range(len(state.rows))])
         whole = time.process_time() - began
         head_time = _head_seconds(state)
-        losses, seconds, fresh = [], 0.0, 0
+        seconds, fresh = 0.0, 0
         with progress(total=total, unit="heads", description="head sensitivity") as done:
-            for s in sites:
 
-                def compute(s: AttentionSite = s) -> dict[str, Tensor]:
-                    nonlocal seconds, fresh
-                    state.advance(s.block)
-                    began = time.process_time()
-                    found = _head_losses(state, s, change)
-                    seconds += time.process_time() - began
-                    fresh += 1 + s.heads
-                    return {"loss": found}
+            def compute(index: int) -> dict[str, Tensor]:
+                nonlocal seconds, fresh
+                state.advance(sites[index].block)
+                began = time.process_time()
+                found = _head_losses(state, sites[index], change)
+                seconds += time.process_time() - began
+                fresh += 1 + sites[index].heads
+                done(1 + sites[index].heads)
+                return {"loss": found}
 
-                losses.append(torch.as_tensor(store(f"heads-{site}-{s.index}", compute)["loss"]))
-                done(1 + s.heads)
+            stored = map_blocks(len(sites), compute, store=store, name=f"heads-{site}")
+    losses = [torch.as_tensor(one["loss"]) for one in stored]
     blocks, body = len(state.replays[0].blocks), max(whole - head_time, 0.0)
     bound = head_time + body * (blocks + 1) / (2 * blocks)
     cost = {
