@@ -260,6 +260,45 @@ def test_implementations_agree(name: str, implementation: str) -> None:
         torch.testing.assert_close(logits(model, ids), own, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("site", ["value.exclude_self", "residual.mlp"])
+def test_compiled_edits_agree(site: str) -> None:
+    """Several scales and lengths through one compiled function; decoding is not compiled."""
+    model, ids = tiny.tiny("llama"), tiny.tokens(2, 24)
+    for parallel, across in ((0.25, 1.0), (0.0, 0.5), ([0.1, 0.2, 0.3], 1.0)):
+        with perpend.edit(model, site, parallel, across):
+            plain = logits(model, ids)
+        with perpend.edit(model, site, parallel, across, compile=True):
+            torch.testing.assert_close(logits(model, ids), plain, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(logits(model, ids[:, :9]), plain[:, :9], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                pieces(model, ids, [20, 21, 22, 23], False), plain, atol=2e-5, rtol=1e-4
+            )
+
+
+def test_without_a_compiler_the_plain_path_runs_and_says_so_once(monkeypatch, capsys) -> None:
+    from perpend.models.edit_arithmetic import compiled
+
+    def refuses(function, **options):
+        def run(*args):
+            raise torch._dynamo.exc.TorchDynamoException("No working C++ compiler found")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", refuses)
+    compiled.cache_clear()
+    model, ids = tiny.tiny("llama"), tiny.tokens(1, 12)
+    try:
+        with perpend.edit(model, "value.exclude_self", 0.5, 0.25):
+            plain = logits(model, ids)
+        with perpend.edit(model, "value.exclude_self", 0.5, 0.25, compile=True):
+            torch.testing.assert_close(logits(model, ids), plain)
+            logits(model, ids)
+    finally:
+        compiled.cache_clear()
+    assert capsys.readouterr().err.count("torch.compile does not work here (No working C++ compiler") == 1
+
+
 EDITS = [
     Edit("value.exclude_self", 0.0),
     Edit("value.full", [0.0, 0.5, 1.0], 0.5, layers=(0, 2), heads=(1,), reference="token"),

@@ -98,6 +98,12 @@ class Indices(click.ParamType):
 @click.option(
     "--head-sensitivity", is_flag=True, help="Every head edited alone, beside all of its layer at once."
 )
+@click.option(
+    "--compile",
+    "compile_",
+    is_flag=True,
+    help="The edits' arithmetic through torch.compile; needs a compiler.",
+)
 @add_tasks
 @seed_options((0,))
 @run_options
@@ -175,7 +181,7 @@ def cells_of(options: dict[str, Any]) -> list[Cell]:
         if edit.perpendicular == 1.0 and edit.parallel in matched:
             kinds += CONTROLS
         for kind in kinds:
-            cell = Cell(edit, kind, options["seeds"][0])
+            cell = Cell(edit, kind, options["seeds"][0], bool(options.get("compile_")))
             cells.setdefault(cell.name, cell)
     return list(cells.values())
 

@@ -230,6 +230,8 @@ def _residual_visit(
         parallel, perpendicular = plan.scales[contribution.layer]
         update = contribution.update
         run = long if update.ndim > 1 and update.shape[-2] > 1 else scale_parts
+        if run is not scale_parts:
+            parallel, perpendicular = _on(parallel, update, True), _on(perpendicular, update, True)
         edited = run(update, contribution.reference, parallel, perpendicular)
         if chosen is None:
             return edited
@@ -248,9 +250,11 @@ def value_hook(plan: Plan, change: Edit, chosen: Chosen | None = None, compile: 
         if chosen is None and is_step(call, output, parallel, perpendicular, change.reference):
             lse = call.lse if exclude_self else None
             return step(output, call.query, call.key, call.value, lse, call.scale, parallel)
-        parallel, perpendicular = _on(parallel, output), _on(perpendicular, output)
-        mass = self_weight(call).transpose(1, 2) if exclude_self else None
         run = long if output.shape[1] > 1 else scale_aggregate
+        parallel, perpendicular = (
+            _on(s, output, run is not scale_aggregate) for s in (parallel, perpendicular)
+        )
+        mass = self_weight(call).transpose(1, 2) if exclude_self else None
         edited = run(output, own_value(call), mass, parallel, perpendicular, change.reference)
         if chosen is None:
             return edited
@@ -279,8 +283,12 @@ def value_hook(plan: Plan, change: Edit, chosen: Chosen | None = None, compile: 
     return hook
 
 
-def _on(scale: float | Tensor, like: Tensor) -> float | Tensor:
-    """A scale as the edit's arithmetic wants it: beside the aggregate, in its dtype but fp32 or better."""
+def _on(scale: float | Tensor, like: Tensor, tensor: bool = False) -> float | Tensor:
+    """A scale as the edit's arithmetic wants it: beside the aggregate, in its dtype but fp32 or better.
+
+    `tensor`: a number as a tensor too, since compiled code is made anew for every number.
+    """
+    wide = torch.promote_types(like.dtype, torch.float32)
     if not isinstance(scale, Tensor):
-        return scale
-    return scale.to(like.device, torch.promote_types(like.dtype, torch.float32))
+        return torch.tensor(scale, dtype=wide, device=like.device) if tensor else scale
+    return scale.to(like.device, wide)
