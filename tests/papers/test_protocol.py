@@ -14,7 +14,7 @@ from perpend.errors import InputError
 from perpend.models.catalog import CATALOG
 from perpend.papers.comparison import compare, entries_of, key_of
 from perpend.papers.measures import at
-from perpend.papers.protocol import Named, catalog, find, without_hub_texts
+from perpend.papers.protocol import Named, catalog, find, overridden, without_hub_texts
 
 SECTION = {"table-6": "Table 6: Estimator", "table-7": "Table 7: Aggregation",
            "table-8": "Table 8: Convention", "table-9": "Table 9: Clark",
@@ -131,7 +131,15 @@ def test_a_models_own_protocol_enters_its_commands() -> None:
     assert words[words.index("--dtype") + 1] == "float16"
     assert words.count("--sequences") == 1  # the paper's own: no small options
     (other,) = find("attention/table-2").commands([Named("mine", "mine")])
-    assert other[0].words.count("--sequences") == 2  # the last one holds
+    words = list(other[0].words)
+    assert words[words.index("--sequences") + 1] == "32"  # one that fits a model of one's own
+
+
+def test_later_words_replace_earlier_options_and_repeats_of_one_place_stay() -> None:
+    words = ["edit", "m", "--site", "a", "--site", "b", "--parallel", "0", "--audit"]
+    assert overridden(words, ["--site", "c"]) == ["edit", "m", "--parallel", "0", "--audit", "--site", "c"]
+    assert overridden(words, ["--audit", "--parallel=1"])[-2:] == ["--audit", "--parallel=1"]
+    assert overridden(words, ["--batch", "2"])[:6] == words[:6]
 
 
 def test_the_same_words_share_a_run_folder(tmp_path) -> None:
@@ -181,6 +189,67 @@ class Stored:
 
     def __init__(self, command: str, results: dict) -> None:
         self.command, self.results = command, results
+
+
+def test_a_model_that_fails_does_not_stop_the_others(tmp_path) -> None:
+    """The runner stands for processes: the first model's ends with a fault, the second's leaves a run."""
+    from perpend.papers.making import Machine, make
+
+    asked = [Named.parse("broken"), Named.parse("gpt2=whole")]
+    seen = []
+
+    def runner(words) -> int:
+        seen.append(words[1])
+        if words[1] == "broken":
+            return 70
+        folder = Path(words[list(words).index("--out") + 1])
+        folder.mkdir(parents=True)
+        results = {"sink": {"row_mass": 0.68, "signature_mass": 0.78}}
+        (folder / "run.json").write_text(json.dumps({"command": "attention", "results": results}))
+        return 0
+
+    own = Machine(hub=False, accelerator=False, models=())
+    (made,) = make([find("attention/table-2")], asked, base=tmp_path, runner=runner, own=own)
+    assert seen == ["broken", "whole"]
+    assert list(made.failures) == ["broken"]
+    assert "ended with 70" in made.failures["broken"]
+    assert {(model, row.name, row.within) for model, row in made.rows} == {
+        ("gpt2", "sink_row", True),
+        ("gpt2", "sink_signature", True),
+    }
+    make([find("attention/table-2")], asked[1:], base=tmp_path, runner=runner, own=own)
+    assert seen == ["broken", "whole"]  # the finished run is used again
+
+
+@pytest.mark.parametrize(
+    ("item", "word", "said"),
+    [
+        ("attention/table-9", "smollm2-135m-instruct", "an encoder"),
+        ("attention/table-2", "vit-b-16", "--images"),
+        ("directional/table-5", "minilm", "a causal language model"),
+        ("attention/table-2", "/nowhere/at/all", "no model folder"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_told_why(item: str, word: str, said: str) -> None:
+    from perpend.papers.making import check
+
+    with pytest.raises(InputError, match=said):
+        check(find(item), Named.parse(word))
+
+
+def test_without_a_hub_only_what_is_here_is_made() -> None:
+    from perpend.papers.making import Machine, steps
+
+    bare = Machine(hub=False, accelerator=False, models=())
+    with pytest.raises(InputError, match="--models FOLDER"):
+        steps(find("attention/table-2"), [], [], bare)
+    own = Machine(hub=False, accelerator=False, models=("smollm2-135m-instruct",))
+    assert own.here(find("attention/table-2")) == "with smollm2-135m-instruct"
+    (sequence,) = steps(find("attention/table-2"), [], [], own)
+    assert "--text" not in sequence[0].words  # its built-in text
+    rich = Machine(hub=True, accelerator=True, models=tuple(CATALOG))
+    assert rich.here(find("attention/table-10")) == "yes"
+    assert len(steps(find("attention/table-10"), [], [], rich)) == 11
 
 
 def test_measured_numbers_are_held_against_printed_ones() -> None:
@@ -236,6 +305,13 @@ def test_every_printed_number_is_one_that_a_run_can_give() -> None:
                 m: {"mean": 0.4} for m in ("cosine", "jensen_shannon", "euclidean", "hellinger")
             },
             "collapse": {"disagreement": 0.2},
+            "windows": {
+                "by_window": [
+                    {"window": w, "retained": {"value": 0.5}, "reversal": {"jensen_shannon": {"value": 0.4}}}
+                    for w in (32, 64, 128)
+                ],
+                "between": [{"first": 32, "second": 64, "spearman": {"value": 0.9}}],
+            },
         },
         "audit": {
             "rivals": {"hellinger": 0.4, "fisher_rao": 0.4},
@@ -267,7 +343,7 @@ def test_every_printed_number_is_one_that_a_run_can_give() -> None:
                       for c in ("js", "js_drop", "content", "aitchison", "js_l1", "js_drop_l1", "content_l1",
                                 "random_a", "random_b")],
         },
-        "edit": {"audit": {
+        "edit": {"diagonal": {
             "diagonal": [{"layer": None, "form": "residual.attn head", "min": -1.0, "max": 0.7}],
             "audit": [{"layer": None, "site": site, "norm_change": 0.4, "energy_removed": 0.2}
                       for site in ("residual.attn", "value.exclude_self")],
@@ -276,8 +352,7 @@ def test_every_printed_number_is_one_that_a_run_can_give() -> None:
     runs = [Stored(command, results) for command, results in whole.items()]
     assert at(whole, "prune", "base", "perplexity") == 20.0
     for item in catalog().values():
-        if item.compare in (None, "simulate", "train", "tasks", "compress", "cosine", "heads", "edit",
-                            "windows"):  # fmt: skip
+        if item.compare in (None, "simulate", "train", "tasks", "compress", "cosine", "heads", "edit"):
             continue
         for model in item.models:
             wanted = {key_of(item, e) for e in entries_of(item) if e.more.get("model") == model}

@@ -149,7 +149,7 @@ def _plan(items: Sequence[Any], asked: Sequence[Any], base: Path, more: tuple[st
                 records.append({**record, "needs": list(one.needs), "details": found})
     shown = pd.DataFrame(records)[["item", "model", "command", "cost"]]
     notes = list(dict.fromkeys(one.note for one in items if one.note))
-    text = "the hub cannot be reached: verbs read their built-in text in place of its data sets"
+    text = "the hub cannot be reached: models that are here read the built-in text in place of its data sets"
     notes += [text] if not own.hub and not own.wikitext and any(one.per_model for one in items) else []
     output.answer({"plan": records, "notes": notes}, ("Commands and their cost here", shown), *notes)
     return 0
@@ -207,10 +207,13 @@ def _make(
     import pandas as pd
 
     from perpend import output
+    from perpend.errors import InputError
     from perpend.papers.making import make
 
     made = make(items, asked, base=base / "runs", more=more)
     records = [record for one in made for record in _records(one)]
+    if named and not any(one.runs for one in made):
+        raise InputError("; ".join(made[0].failures.values()))
     folders = [str(_report(one, base)) for one in made if one.runs]
     failures = {
         f"{one.item.item} {model}".strip(): why for one in made for model, why in one.failures.items()
@@ -220,7 +223,8 @@ def _make(
         rows = _records(one)
         if rows:
             parts.append((f"{one.item.item}: {one.item.question}", _shown(pd.DataFrame(rows))))
-        parts.append(output.lines("Made by", [line for own in one.commands.values() for line in own]))
+        commands = [line for model, own in one.commands.items() if model in one.runs for line in own]
+        parts += [output.lines("Made by", commands)] if commands else []
         parts += [one.item.note] if one.item.note and set(one.runs) & set(one.item.models) else []
     if failures:
         parts.append(output.lines("Not made", [f"{what}: {why}" for what, why in failures.items()]))
@@ -229,8 +233,12 @@ def _make(
         one.item.item: {model: [str(folder) for folder in own] for model, own in one.runs.items()}
         for one in made
     }
-    commands = {one.item.item: one.commands for one in made}
-    document = {"comparisons": records, "runs": runs, "commands": commands, "failures": failures}
+    document = {
+        "comparisons": records,
+        "runs": runs,
+        "commands": {one.item.item: one.commands for one in made},
+        "failures": failures,
+    }
     output.answer({**document, "reports": folders}, *parts)
     # --all tells what this machine could not do; an item asked for by name must be there.
     return 2 if failures and (named or not records) else 0

@@ -103,12 +103,13 @@ def compare(item: Item, model: str, runs: Sequence[FinishedRun]) -> list[Compari
         found = {name: one for name, one in found.items() if name.startswith(item.quantities)}
     entries = entries_of(item)
     own = {key_of(item, e): e for e in entries if e.more.get("model", model) == model}
+    own = {key: entry for key, entry in own.items() if key in found}
     if own:
-        return [_beside(key, entry, found[key]) for key, entry in own.items() if key in found]
+        return [_beside(key, entry, found[key]) for key, entry in own.items()]
     printed: dict[str, list[Entry]] = {}
     for entry in entries:
         printed.setdefault(key_of(item, entry), []).append(entry)
-    wanted = [key for key in found if key in printed] if printed else list(found)
+    wanted = [key for key in found if key in printed] or list(found)
     return [_extra(key, found[key], printed.get(key, [])) for key in wanted]
 
 

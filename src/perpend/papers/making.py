@@ -167,14 +167,20 @@ def chosen_models(item: Item, asked: Sequence[Named], own: Machine) -> list[Name
 
 def steps(item: Item, asked: Sequence[Named], more: Sequence[str], own: Machine) -> list[list[Step]]:
     """The commands of an item on this machine, one list a model; InputError where there is none."""
+    from perpend.models.catalog import CATALOG
+
     if item.steps is None:
         raise InputError(f"{item.item} has no command: {item.why}")
-    return item.commands(
-        chosen_models(item, asked, own),
-        more=more,
-        builtin=not own.hub and not own.wikitext,
-        accelerator=own.accelerator,
-    )
+    offline = not own.hub and not own.wikitext
+    if not item.per_model:
+        return item.commands(more=more)
+    made: list[list[Step]] = []
+    for model in chosen_models(item, asked, own):
+        # A model that would have to be fetched brings the hub, and its data sets, with it.
+        fetched = model.place in CATALOG and model.place not in own.models
+        builtin = offline and not fetched
+        made += item.commands([model], more=more, builtin=builtin, accelerator=own.accelerator)
+    return made
 
 
 def chained(sequence: Sequence[Step], base: Path) -> Iterator[tuple[Step, list[str], Path]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,18 +73,32 @@ def survey(runs: Sequence[FinishedRun]) -> Found:
 
 
 def windows(runs: Sequence[FinishedRun]) -> Found:
-    """Appendix E.3: JS reversal at each window of kept keys, a run a window."""
+    """Appendix E.3: JS reversal and retained mass by window, and content distances between windows."""
+    results = at(_of(runs, "attention"), "windows", default={})
     found: Found = {}
-    for run in runs:
-        window = run.request.get("window")
-        rate = at(run.results, "reversal", "jensen_shannon", default={})
-        if run.command == "attention" and window is not None and "exact" in rate:
-            ends = rate.get("low"), rate.get("high")
-            found[f"{window}/jensen_shannon"] = Measured(rate["exact"], *ends)
-    rates = [one.value for one in found.values()]
-    if len(rates) > 1:
-        found["spread/jensen_shannon"] = Measured(max(rates) - min(rates))
+    kept = []
+    for row in results.get("by_window", []):
+        found[f"{row['window']}/jensen_shannon"] = _number(row["reversal"]["jensen_shannon"])
+        found[f"{row['window']}/retained"] = _number(row["retained"])
+        kept.append(_number(row["retained"]))
+    if kept:
+        found["retained/low"] = min(kept, key=lambda one: one.value)
+        found["retained/high"] = max(kept, key=lambda one: one.value)
+    windows_of = [row["window"] for row in results.get("by_window", [])]
+    next_to = [
+        _number(row["spearman"], "rho")
+        for row in results.get("between", [])
+        if (row["first"], row["second"]) in list(pairwise(windows_of))
+    ]
+    if next_to:
+        found["spearman/low"] = min(next_to, key=lambda one: one.value)
+        found["spearman/high"] = max(next_to, key=lambda one: one.value)
     return found
+
+
+def _number(number: Mapping[str, Any], unit: str = "fraction") -> Measured:
+    """A {value, low, high} of a run."""
+    return Measured(number["value"], number.get("low"), number.get("high"), unit)
 
 
 def audit(runs: Sequence[FinishedRun]) -> Found:
@@ -178,7 +193,7 @@ def taxonomy(runs: Sequence[FinishedRun]) -> Found:
 
 def diagonal(runs: Sequence[FinishedRun]) -> Found:
     """Tables 5 and 6 of the directional paper, over all layers; fractions and additions to A_tt."""
-    results = at(_of(runs, "edit"), "audit", default={})
+    results = at(_of(runs, "edit"), "diagonal", default={})
     found: Found = {}
     forms = {"residual.attn head": "residual", "value.exclude_self": "value", "value.full": "value_full"}
     for row in at(results, "diagonal", default=[]):
@@ -223,7 +238,7 @@ def edit(runs: Sequence[FinishedRun]) -> Found:
 
 def heads(runs: Sequence[FinishedRun]) -> Found:
     """Figure 7: the joint edit against the single heads', summed over layers after the first."""
-    layers = at(_of(runs, "edit"), "head_sensitivity", "layers", default=[])
+    layers = at(_of(runs, "edit"), "heads", "layers", default=[])
     if not layers:
         return {}
     rest = layers[1:] or layers

@@ -119,7 +119,7 @@ class Item:
         if self.steps is None:
             return []
         if not self.per_model:
-            return [[Step(self.item, None, (*words, *more)) for words in self.steps]]
+            return [[Step(self.item, None, tuple(overridden(words, more))) for words in self.steps]]
         return [list(self._steps(model, more, builtin, accelerator)) for model in models]
 
     def _steps(self, model: Named, more: Sequence[str], builtin: bool, accelerator: bool) -> Iterator[Step]:
@@ -128,9 +128,13 @@ class Item:
             filled = [word.replace("{model}", model.place) for word in words]
             if builtin or "--images" in more:
                 filled = without_hub_texts(filled)
-            filled += protocol_of(model.name, filled[0], accelerator=accelerator)
-            filled += self.small[position] if small and self.small else ()
-            yield Step(self.item, model, (*filled, *(more if position == 0 else ())))
+            for further in (
+                protocol_of(model.name, filled[0], accelerator=accelerator),
+                self.small[position] if small and self.small else (),
+                more if position == 0 else (),
+            ):
+                filled = overridden(filled, further)
+            yield Step(self.item, model, tuple(filled))
 
 
 @cache
@@ -170,6 +174,19 @@ def without_hub_texts(words: Sequence[str]) -> list[str]:
         kept.append(words[index])
         index += 1
     return kept
+
+
+def overridden(words: Sequence[str], further: Sequence[str]) -> list[str]:
+    """The words with those of `further` added; an option that `further` sets is left out before them."""
+    named = {word.partition("=")[0] for word in further if word.startswith("--")}
+    kept: list[str] = []
+    skipping = False
+    for word in words:
+        if word.startswith("--"):
+            skipping = word.partition("=")[0] in named
+        if not skipping:
+            kept.append(word)
+    return [*kept, *further]
 
 
 def protocol_of(name: str, verb: str, *, accelerator: bool = False) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from perpend.papers.judges import ARTEFACT, CLASSICAL, Outcome, Summary, either, judge, path_of
@@ -79,24 +80,34 @@ def epsilon(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
 
 @judge("attention")
 def windows(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
-    held = at(summary.results, "windows", default=None)
-    rows = held.get("by_window", held.get("windows")) if isinstance(held, Mapping) else held
-    if isinstance(rows, Mapping):
-        rows = [{"window": key, **value} for key, value in rows.items() if isinstance(value, Mapping)]
+    rows = at(summary.results, "windows", "by_window", default=[])
+    rates = [at(row, "reversal", "jensen_shannon", "value") for row in rows]
+    if len(rates) < 2 or None in rates:
+        return None
+    told = ", ".join(f"{rate:.1%} at {row['window']}" for row, rate in zip(rows, rates))
+    return either(max(rates) - min(rates) <= args["most"], f"JS reversal {told} keys")
+
+
+@judge("attention")
+def windows_agree(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
+    rows = at(summary.results, "windows", "between", default=[])
+    order = [row["window"] for row in at(summary.results, "windows", "by_window", default=[])]
+    rows = [row for row in rows if (row["first"], row["second"]) in list(pairwise(order))]
     if not rows:
         return None
-    rates: dict[str, float] = {}
-    for row in rows:
-        value = at(row, "reversal", "jensen_shannon")
-        value = value if isinstance(value, float) else at(value or row, "exact")
-        value = at(row, "jensen_shannon") if value is None else value
-        if isinstance(value, (int, float)):
-            rates[str(row.get("window"))] = float(value)
-    if len(rates) < 2:
+    told = ", ".join(f"{row['first']} to {row['second']}: {row['spearman']['value']:.3f}" for row in rows)
+    return either(min(row["spearman"]["value"] for row in rows) >= args["least"], f"Spearman ρ {told}")
+
+
+@judge("attention")
+def windows_retain(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
+    rows = at(summary.results, "windows", "by_window", default=[])
+    kept = [at(row, "retained", "value") for row in rows]
+    if not kept or None in kept:
         return None
-    spread = max(rates.values()) - min(rates.values())
-    told = ", ".join(f"{rate:.1%} at {window}" for window, rate in rates.items())
-    return either(spread <= args["most"], f"JS reversal {told} keys")
+    told = ", ".join(f"{value:.1%} at {row['window']}" for row, value in zip(rows, kept))
+    inside = all(args["low"] - 0.005 <= value <= args["high"] + 0.005 for value in kept)
+    return either(inside, f"{told} keys")
 
 
 @judge()

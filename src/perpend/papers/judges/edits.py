@@ -151,7 +151,7 @@ def basin(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
 
 def _whole(summary: Summary, table: str, key: str, name: str) -> Mapping[str, Any] | None:
     """The row over all layers of a table of the diagonal study."""
-    rows = at(summary.results, "audit", table, default=[])
+    rows = at(summary.results, "diagonal", table, default=[])
     return next((row for row in rows if row.get("layer") is None and row[key] == name), None)
 
 
@@ -187,7 +187,7 @@ def applied_output(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
 
 
 def _heads(summary: Summary, table: str) -> list[Mapping[str, Any]]:
-    return at(summary.results, "head_sensitivity", table, default=[])
+    return at(summary.results, "heads", table, default=[])
 
 
 @judge("edit")
