@@ -78,3 +78,34 @@ def test_folders_that_are_no_survey(audited, tmp_path: Path, capsys) -> None:
     assert "perpend attention" in capsys.readouterr().err
     assert run(["audit", str(tmp_path / "nothing")]) == 2
     assert "no run folder" in capsys.readouterr().err
+
+
+def test_a_run_without_sums_per_block_is_audited_and_says_so(audited) -> None:
+    """What an older survey left: every rate, no interval, and why."""
+    assert audited.results["intervals"] == {}
+    assert "no sums per block" in audited.document["undefined"]["intervals"]
+    assert "intervals" not in audited.tables
+
+
+def test_a_run_with_sums_per_block_gives_intervals(surveyed: Path, tmp_path: Path) -> None:
+    old = Run.open(surveyed)
+    generator = np.random.default_rng(1)
+    logits = old.arrays["signatures"] + generator.normal(size=(6, 3, 5, 16)) * 0.3
+    folder = tmp_path / "survey"
+    with Run.start(folder, command="attention", request={"model": {"name": "made"}, "seeds": [0]}) as made:
+        made.array("signatures", old.arrays["signatures"])
+        made.array("block_logits", logits)
+        made.array("block_rows", np.ones((6, 3)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("perpend.runs.run.Run._report", lambda self: None)
+            made.finish({"sink": {"columns": [0]}}, {"sink": "first", "support": "keys 0 to 15"}, [])
+    out = tmp_path / "out"
+    assert run(["audit", str(folder), "--quiet", "--bootstrap", "20", "--out", str(out)]) == 0
+    found = Run.open(out)
+    number = found.results["intervals"]["rivals/hellinger"]
+    assert number["value"] == found.results["rivals"]["hellinger"]
+    assert number["low"] < number["high"]
+    assert len(found.tables["intervals"]) == len(found.results["intervals"])
+    for figure in audit.figures(found):
+        for chart in figure.charts.values():
+            chart.to_dict()

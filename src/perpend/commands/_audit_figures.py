@@ -24,11 +24,12 @@ QUESTIONS = {"js_keep": "JS, sink kept", "js_drop": "JS, sink dropped", "content
 
 def figures(run: Any) -> list[Figure]:
     """Temperature, rival distances, means, sink sets, taxonomies and the sharpest triple."""
-    found = [_temperature(run.tables["temperature"]), _channel(run)]
+    known = run.results.get("intervals") or {}
+    found = [_temperature(run.tables["temperature"], known), _channel(run)]
     if run.results["aggregation"]["arithmetic"]:
-        found.append(_aggregation(run.results["aggregation"]))
+        found.append(_aggregation(run.results["aggregation"], known))
     if run.results["sink_set"]:
-        found.append(_sink_set(run.results["sink_set"]))
+        found.append(_sink_set(run.results["sink_set"], known))
     clusters = run.tables["taxonomy"]
     if len(clusters):
         found.append(_stability(clusters))
@@ -38,15 +39,40 @@ def figures(run: Any) -> list[Figure]:
     return found
 
 
-def _temperature(table: pd.DataFrame) -> Figure:
+def _ends(table: pd.DataFrame, names: list[str], known: Any, low: str = "low", high: str = "high") -> Any:
+    """The table with interval columns, and the chart's arguments for them; neither without intervals."""
+    if not all(name in known and "low" in known[name] for name in names if name):
+        return table, {}
+    ends = {
+        end: [known[name][end] if name else value for name, value in zip(names, table.iloc[:, -1])]
+        for end in ("low", "high")
+    }
+    return table.assign(**{low: ends["low"], high: ends["high"]}), {"low": low, "high": high}
+
+
+def _temperature(table: pd.DataFrame, known: Any) -> Figure:
+    bands = {}
+    for value in ("flips", "retention"):
+        # d_A⊥ has no interval: nothing changes in any text
+        names = [
+            f"temperature/{m}/{tau:g}/{value}" if m == "jensen_shannon" else ""
+            for m, tau in zip(table["metric"], table["tau"])
+        ]
+        exact = table[[*(c for c in table if c != value), value]]
+        exact, bands[value] = _ends(exact, names, known, f"{value}_low", f"{value}_high")
+        table = table.assign(**{column: exact[column] for column in bands[value].values()})
     table = table.assign(metric=table["metric"].map({**NAMES, "jensen_shannon": "dropped-row JS"}))
     drawn = {"x": "tau", "series": "metric", "x_label": "τ", "zero": True}
     return Figure(
         "Temperature",
         "Do verdicts among content keys depend on a temperature that nobody can observe?",
         {
-            "Verdicts that flip": charts.profile(table, "flips", label="share of triples", **drawn),
-            "Prune set that stays": charts.profile(table, "retention", label="share of set", **drawn),
+            "Verdicts that flip": charts.profile(
+                table, "flips", label="share of triples", **bands["flips"], **drawn
+            ),
+            "Prune set that stays": charts.profile(
+                table, "retention", label="share of set", **bands["retention"], **drawn
+            ),
         },
         table,
         "Content logits times τ, against τ = 1; the prune set is the fifth of heads nearest to another. d_A⊥ "
@@ -70,7 +96,7 @@ def _channel(run: Any) -> Figure:
     )
 
 
-def _aggregation(found: Any) -> Figure:
+def _aggregation(found: Any, known: Any) -> Figure:
     table = pd.DataFrame(
         [
             {"metric": NAMES[metric], "mean": f"{kind} mean", "reversal": value}
@@ -78,24 +104,29 @@ def _aggregation(found: Any) -> Figure:
             for metric, value in found[kind].items()
         ]
     )
+    names = [f"aggregation/{k}/{m}" for k in ("arithmetic", "aitchison") for m in found[k]]
+    table, ends = _ends(table, names, known)
     return Figure(
         "Reversals by kind of mean",
         "Do verdicts reverse only because signatures are geometric means?",
-        charts.bars(table, "reversal", by="metric", series="mean", label="triples reversed", percent=True),
+        charts.bars(
+            table, "reversal", by="metric", series="mean", **ends, label="triples reversed", percent=True
+        ),
         table,
         "Triples of heads whose verdict reverses when the sink is dropped, on two kinds of mean of the same "
         "rows.",
     )
 
 
-def _sink_set(found: Any) -> Figure:
+def _sink_set(found: Any, known: Any) -> Figure:
     table = pd.DataFrame(
         [{"metric": NAMES[metric], "flips": found[metric]} for metric in ("jensen_shannon", "content")]
     )
+    table, ends = _ends(table, ["sink_set/jensen_shannon", "sink_set/content"], known)
     return Figure(
         "Sink set",
         "Does it matter whether one key or four are called the sink?",
-        charts.bars(table, "flips", by="metric", label="verdicts that flip", percent=True),
+        charts.bars(table, "flips", by="metric", **ends, label="verdicts that flip", percent=True),
         table,
         f"The sink is dropped as keys {found['small']} or {found['large']}. The content distance cannot grow "
         f"with the larger set, and did in {found['violations']} of {found['pairs']} pairs.",
