@@ -7,10 +7,12 @@ import warnings
 
 import pytest
 import torch
+import transformers
 
 from perpend.compression import awq
 from perpend.compression.blockwise import Calibrated, compress
 from perpend.compression.directional import directional_loss
+from perpend.compression.method import regime
 from perpend.compression.rtn import quantize
 from perpend.compression.statistics import Moment
 from perpend.errors import InputError
@@ -250,3 +252,23 @@ def test_directional_loss_splits_the_squared_error():
     assert across + along == pytest.approx(both, rel=1e-5)
     unit = u[1:] / u[1:].norm(dim=-1, keepdim=True)
     assert along == pytest.approx(float((e[1:] * unit).sum(-1).square().sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Nemotron", "Arcee"])
+def test_no_scale_is_folded_through_a_squared_activation(name):
+    """At eight bits the model stays itself, and nothing was folded where the scale would not come out."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=97, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    tokens = torch.randint(3, 97, (4, 32))
+    with torch.no_grad():
+        before = model(tokens).logits
+        done = compress(model, tokens, regime("awq:bits=8,group=32"))
+        after = model(tokens).logits
+    down = [facts for matrix, facts in done.facts.items() if matrix.endswith("down_proj")]
+    assert len(down) == 2
+    assert all(facts["folded"] is None for facts in down)
+    assert (after - before).abs().max() < 0.02 * before.abs().max()
