@@ -223,13 +223,7 @@ def findings(
             )
         )
     if scored:
-        said = {None: "cannot be scored", True: "held", False: "failed"}[scored["held"]]
-        if scored["predicted"] == "abstain":
-            said = "abstained"
-        lines.append(
-            f"The regime rule, applied before any evaluation, predicted {scored['predicted']!r}; the outcome "
-            f"is {scored['outcome']!r}: it {said}."
-        )
+        lines.append(_rule(scored))
     lines += _chance(wins)
     if weight:
         parts = [
@@ -267,6 +261,18 @@ def agreement_findings(
             )
         )
     return lines + _chance(wins) + _cost(found)
+
+
+def _rule(scored: Mapping[str, Any]) -> str:
+    said = f"The regime rule, applied before any evaluation, predicted {scored['predicted']!r}"
+    if scored["predicted"] == "abstain":
+        said = "The regime rule, applied before any evaluation, abstained"
+    if scored["outcome"] is None:
+        return (
+            f"{said}; there is no outcome to hold it against: that takes its six criteria at 20 % sparsity."
+        )
+    held = {None: "", True: ": it held", False: ": it failed"}[scored["held"]]
+    return f"{said}; the outcome at 20 % is {scored['outcome']!r}{held}."
 
 
 def _change(record: Mapping[str, Any]) -> str:
