@@ -203,3 +203,31 @@ def test_tensorboard_gets_the_curve_or_says_what_is_missing(data, tmp_path, monk
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(PerpendError, match=r"perpend\[train\]"):
         train(size, "baseline", data, short, tmp_path / "b", tensorboard=True)
+
+
+def test_tensorboard_reads_the_curve_that_the_log_holds(data, tmp_path):
+    accumulators = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="pip install 'perpend[train]'"
+    )
+    size = shape("tiny", vocab=data.vocab)
+    train(size, "baseline", data, Recipe(**RECIPE), tmp_path / "w", rhythm=Rhythm(**RHYTHM), tensorboard=True)
+    events = accumulators.EventAccumulator(str(tmp_path / "w" / "tensorboard"))
+    events.Reload()
+    seen = {event.step: event.value for event in events.Scalars("loss")}
+    log = read_log(tmp_path / "w").dropna(subset=["loss"])
+    assert list(seen) == list(log["step"])
+    assert list(seen.values()) == pytest.approx(list(log["loss"]), rel=1e-6)
+    assert [event.step for event in events.Scalars("valid_loss")] == [8, 16, 24]
+
+
+def test_bfloat16_learns_as_float32_does_with_its_master_weights_in_float32(data, tmp_path):
+    size, losses = shape("tiny", vocab=data.vocab), {}
+    for dtype in ("float32", "bfloat16"):
+        done = train(size, "baseline", data, Recipe(**RECIPE, dtype=dtype), tmp_path / dtype)
+        losses[dtype] = done.log["valid_loss"].dropna().iloc[-1]
+        state = torch.load(tmp_path / dtype / "state.pt", weights_only=True)
+        assert {p.dtype for p in state["model"].values() if p.is_floating_point()} == {torch.float32}
+    first = read_log(tmp_path / "float32")["loss"].dropna().iloc[0]
+    assert losses["float32"] < first - 0.5
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], abs=0.02)
+    assert losses["bfloat16"] != losses["float32"], "autocast was on"
