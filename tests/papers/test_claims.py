@@ -135,6 +135,40 @@ def test_reversals_below_the_noise_floor_are_an_artefact() -> None:
     assert status("attention/reversal", attention(0.6, 0.1)).status == REFUTED
 
 
+def test_audits_are_judged_with_their_intervals_where_a_run_has_them() -> None:
+    def audit(own: float, js: float, **intervals: tuple[float, float]) -> Summary:
+        sets = {"content": own, "jensen_shannon": js, "violations": 0, "pairs": 10}
+        ends = {f"sink_set/{name}": {"low": low, "high": high} for name, (low, high) in intervals.items()}
+        return stored("audit", {"sink_set": sets, "intervals": ends})
+
+    name = "attention/sink-set"
+    assert status(name, audit(0.04, 0.06)).status == REPRODUCED
+    assert status(name, audit(0.06, 0.04)).status == REFUTED
+    overlapping = audit(0.04, 0.06, content=(0.03, 0.07), jensen_shannon=(0.05, 0.08))
+    assert status(name, overlapping).status == UNDERPOWERED
+    assert "[+0.030" not in status(name, overlapping).found
+    assert "0.040 [0.030, 0.070]" in status(name, overlapping).found
+    rank = {"content": {"spearman": 0.95}, "intervals": {"content/spearman": {"low": 0.94, "high": 0.97}}}
+    assert status("attention/content-ranking", stored("audit", rank)).status == UNDERPOWERED
+    del rank["intervals"]
+    assert status("attention/content-ranking", stored("audit", rank)).status == REFUTED
+
+
+def test_windows_and_predictions_are_read_as_their_verbs_write_them() -> None:
+    rows = [
+        {"window": w, "retained": {"value": kept}, "reversal": {"jensen_shannon": {"value": rate}}}
+        for w, rate, kept in ((32, 0.40, 0.5), (64, 0.41, 0.6), (128, 0.45, 0.7))
+    ]
+    between = [{"first": 32, "second": 64, "spearman": {"value": 0.9}}]
+    run_ = stored("attention", {"windows": {"by_window": rows, "between": between}})
+    assert status("attention/windows", run_).status == REFUTED  # it moves by 5 points
+    assert status("attention/windows-retain", run_).status == REPRODUCED
+    assert status("attention/windows-agree", run_).status == REPRODUCED
+    scored = [{"name": "sink-rises-with-size", "outcome": "mixed", "numbers": {"tau": 0.3}, "why": ""}]
+    found = status("attention/scale-sink", stored("scale", {"predictions": {"scored": scored}}))
+    assert (found.status, found.found) == (REFUTED, "scale-here: mixed (tau 0.3)")
+
+
 def test_training_differences_carry_their_power() -> None:
     def train(mean: float, low: float, high: float) -> Summary:
         row = {"variant": "value-full", "against": "baseline", "budget": "tokens", "n": 3}

@@ -95,6 +95,19 @@ def told_interval(value: float, low: float | None, high: float | None, form: str
     return f"{value:{form}}{ends}"
 
 
+def drawn(summary: Summary, key: str) -> tuple[float | None, float | None]:
+    """The 95 % interval that an audit has of one of its rates (a path with slashes); None without one."""
+    ends = at(summary.results, "intervals", key, default={})
+    return ends.get("low"), ends.get("high")
+
+
+def beyond(value: float, limit: float, low: float | None, high: float | None, *, above: bool) -> str:
+    """The status of "at least (above) or at most the limit": underpowered where the interval holds it."""
+    if low is not None and high is not None and low < limit < high:
+        return UNDERPOWERED
+    return REPRODUCED if (value >= limit if above else value <= limit) else REFUTED
+
+
 def every(statuses: Sequence[str]) -> str:
     """The status of a claim about all of several: refuted by one, underpowered by one."""
     return next((s for s in (REFUTED, UNDERPOWERED, ARTEFACT, REPRODUCED) if s in statuses), UNDERPOWERED)

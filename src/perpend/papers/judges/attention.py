@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from perpend.papers.judges import ARTEFACT, CLASSICAL, Outcome, Summary, either, judge, path_of
+from perpend.papers.judges import (
+    ARTEFACT,
+    CLASSICAL,
+    Outcome,
+    Summary,
+    beyond,
+    drawn,
+    either,
+    judge,
+    path_of,
+    told_interval,
+)
 from perpend.papers.judges.pruning import at_sparsity
 from perpend.papers.measures import at
 
@@ -132,13 +143,20 @@ def share_between(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
 @judge()
 def at_most(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
     value = path_of(summary.results, args["path"]) if args["verb"] == summary.verb else None
-    return None if value is None else either(value <= args["most"], f"{value:.2%}")
+    if value is None:
+        return None
+    ends = drawn(summary, args["interval"])
+    status = beyond(value, args["most"], *ends, above=False)
+    return Outcome(status, told_interval(value, *ends, form=".2%"))
 
 
 @judge()
 def at_least(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
     value = path_of(summary.results, args["path"]) if args["verb"] == summary.verb else None
-    return None if value is None else either(value >= args["least"], f"{value:.3f}")
+    if value is None:
+        return None
+    ends = drawn(summary, args["interval"])
+    return Outcome(beyond(value, args["least"], *ends, above=True), told_interval(value, *ends, form=".3f"))
 
 
 @judge("attention")

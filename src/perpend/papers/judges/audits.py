@@ -12,9 +12,11 @@ from perpend.papers.judges import (
     UNDERPOWERED,
     Outcome,
     Summary,
+    drawn,
     either,
     equal,
     judge,
+    told_interval,
 )
 from perpend.papers.measures import at
 
@@ -50,7 +52,9 @@ def temperature_js(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
     if not rows:
         return None
     flips, kept = max(row["flips"] for row in rows), min(row["retention"] for row in rows)
-    found = f"up to {flips:.1%} of verdicts flip, {1 - kept:.1%} of the prune set changes"
+    ends = drawn(summary, "temperature_worst/jensen_shannon/flips")
+    told = told_interval(flips, *ends, form=".1%")
+    found = f"up to {told} of verdicts flip, {1 - kept:.1%} of the prune set changes"
     return either(flips > 0 or kept < 1, found)
 
 
@@ -59,8 +63,13 @@ def sink_set(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
     found = at(summary.results, "sink_set")
     if not found:
         return None
-    told = f"content {found['content']:.3f}, dropped-row JS {found['jensen_shannon']:.3f} of verdicts"
-    return either(found["content"] < found["jensen_shannon"], told)
+    ends = {name: drawn(summary, f"sink_set/{name}") for name in ("content", "jensen_shannon")}
+    told = {name: told_interval(found[name], *ends[name], form=".3f") for name in ends}
+    words = f"content {told['content']}, dropped-row JS {told['jensen_shannon']} of verdicts"
+    (low, high), (js_low, js_high) = ends["content"], ends["jensen_shannon"]
+    if None not in (low, high, js_low, js_high) and low <= js_high and js_low <= high:
+        return Outcome(UNDERPOWERED, words)
+    return either(found["content"] < found["jensen_shannon"], words)
 
 
 @judge("audit")
