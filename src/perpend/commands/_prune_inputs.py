@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ class Inputs:
         if self.options["held_out"]:
             return whole, read_text(self.options["held_out"])
         cut = int(FOR_SIGNATURES * len(whole.text))
-        return read_text([whole.text[:cut]]), read_text([whole.text[cut:]])
+        first, last = read_text([whole.text[:cut]]), read_text([whole.text[cut:]])
+        return replace(first, name=whole.name), replace(last, name=f"the end of {whole.name}")
 
     @cached_property
     def pictures(self) -> tuple[Any, Any]:
@@ -68,8 +70,8 @@ class Inputs:
         count = max(1, self.options["token_count"] // context)
         if count > len(cut.tokens):
             raise InputError(
-                f"the held-out text holds {len(cut.tokens)} windows of {context} tokens and {count} were "
-                "asked for: lower --tokens or name a longer --held-out"
+                f"{self.texts[1].name} holds {len(cut.tokens)} windows of {context} tokens to judge by and "
+                f"{count} were asked for: lower --tokens or name a longer --held-out"
             )
         chosen = cut.take(count, 0)
         return as_windows(chosen, bos=cut.bos, split=self.split) if self.language else chosen
