@@ -19,7 +19,7 @@ def figures(run: Any) -> list[Figure]:
 
     item = find(run.results["item"])
     comparison = run.tables["comparison"] if "comparison" in run.tables else pd.DataFrame()
-    found = _over_models(item, comparison)
+    found = _over_models(item, comparison, run.results["runs"])
     for model, folders in run.results["runs"].items():
         for folder in folders:
             found += _lifted(Path(folder), item.figure, model)
@@ -41,7 +41,7 @@ def _lifted(folder: Path, titles: tuple[str, ...], model: str) -> list[Figure]:
     ]
 
 
-def _over_models(item: Any, comparison: pd.DataFrame) -> list[Figure]:
+def _over_models(item: Any, comparison: pd.DataFrame, runs: Any) -> list[Figure]:
     """Figure 5a: sink mass over parameters, reversal over sink mass, the paper's models beside those here."""
     if item.compare != "scale" or not len(comparison):
         return []
@@ -57,19 +57,19 @@ def _over_models(item: Any, comparison: pd.DataFrame) -> list[Figure]:
     points = []
     for (model, source), values in rows.items():
         entry = entry_of(model)
-        if "sink_signature" in values and "jensen_shannon" in values:
+        size = entry.parameters if entry else _parameters(runs.get(model, ()))
+        if size and "sink_signature" in values and "jensen_shannon" in values:
             points.append(
                 {
                     "model": model,
                     "source": source,
-                    "parameters": entry.parameters if entry else None,
+                    "parameters": size,
                     "row_sink": values["sink_row"],
                     "signature_sink": values["sink_signature"],
                     "reversal": values["jensen_shannon"],
                 }
             )
     table = pd.DataFrame(points)
-    sized = table.dropna(subset=["parameters"])
     drawn = {"name": "model", "series": "source"}
     return [
         Figure(
@@ -77,7 +77,7 @@ def _over_models(item: Any, comparison: pd.DataFrame) -> list[Figure]:
             "Do sink mass and reversal rise with scale?",
             {
                 "Sink mass over parameters": charts.scatter(
-                    sized, "parameters", "row_sink", log_x=True, y_label="row sink mass", **drawn
+                    table, "parameters", "row_sink", log_x=True, y_label="row sink mass", **drawn
                 ),
                 "Reversal over sink mass": charts.scatter(
                     table,
@@ -94,6 +94,16 @@ def _over_models(item: Any, comparison: pd.DataFrame) -> list[Figure]:
     ]
 
 
+def _parameters(folders: Any) -> int | None:
+    """How many a run's model has; None where the run is no longer there."""
+    from perpend.runs import Run
+
+    for folder in folders:
+        if (Path(folder) / "run.json").is_file():
+            return (Run.open(folder).document.get("model") or {}).get("parameters")
+    return None
+
+
 def _against(comparison: pd.DataFrame) -> list[Figure]:
     """Bars of measured values with their intervals, printed ones as ticks, one figure a unit."""
     if not len(comparison):
@@ -103,12 +113,11 @@ def _against(comparison: pd.DataFrame) -> list[Figure]:
         table = rows.reset_index(drop=True)
         names = table["model"].fillna("").astype(str) + " " + table["name"].astype(str)
         table = table.assign(quantity=names.str.strip())
-        known = table["published"].notna().any()
-        if not known:
-            table["published"] = table["range_high"]
-        ticks = {"published": "printed" if known else "largest printed of the paper's models"}
+        ticks = {"published": "printed"}
+        if not table["published"].notna().any():  # a model that the paper does not have
+            ticks = {"range_low": "smallest printed of the paper's models", "range_high": "largest"}
         ends = {"low": "low", "high": "high"} if table["low"].notna().any() else {}
-        marks = {"ticks": ticks} if table["published"].notna().any() else {}
+        marks = {"ticks": ticks} if table[list(ticks)].notna().any(axis=None) else {}
         found.append(
             Figure(
                 f"Printed and measured{f', {unit}' if unit else ''}",
