@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 import perpend
-from perpend.models.attention import attention_sites
+from perpend.models.attention import AttentionSite, attention_sites
 from perpend.models.attention.sites import implementation, routing
-from perpend.models.edit import SITES, coefficient_along
+from perpend.models.edit import SITES
 
 GOALS = {"prefill": 1.025, "decode": 1.06}
 
@@ -68,26 +68,48 @@ class Clock:
 
 
 @contextmanager
-def plain_hooks(model: nn.Module) -> Iterator[None]:
-    """The full-aggregate edit as one would write it by hand: v from v_proj, o at o_proj's input."""
-    values: dict[nn.Module, Tensor] = {}
+def plain_hooks(model: nn.Module, site: str) -> Iterator[None]:
+    """`value.full` or `residual.attn` at s∥ = 0 as one would write it by hand, with nothing of perpend's.
+
+    value.full: v from v_proj, o at o_proj's input, v normalised and repeated over query heads. residual.attn:
+    the block's input kept by a pre-hook, attention's output changed by a hook. `value.exclude_self` has no
+    such form: no module shows A_tt, short of running eager attention for its T × T rows.
+    """
+    kept: dict[nn.Module, Tensor] = {}
     handles = []
-    for site in attention_sites(model):
-        module = model.get_submodule(site.name)
-        groups = site.heads // site.kv_heads
 
-        def keep(layer: nn.Module, args: Any, output: Tensor, module: nn.Module = module) -> None:
-            values[module] = output
+    def without(y: Tensor, z: Tensor) -> Tensor:
+        unit = torch.nn.functional.normalize(z.float(), dim=-1)
+        return (y.float() - (y.float() * unit).sum(-1, keepdim=True) * unit).to(y.dtype)
 
-        def change(
-            layer: nn.Module, args: Any, module: nn.Module = module, site: Any = site, n: int = groups
-        ):
-            o = args[0].unflatten(-1, (site.heads, -1))
-            v = values[module].unflatten(-1, (site.kv_heads, -1)).repeat_interleave(n, dim=-2)
-            return ((o - coefficient_along(o, v) * v).flatten(-2),)
+    def value_full(attention: nn.Module, found: AttentionSite) -> None:
+        def keep(layer: nn.Module, args: Any, output: Tensor) -> None:
+            kept[attention] = output
 
-        handles.append(module.v_proj.register_forward_hook(keep))
-        handles.append(module.o_proj.register_forward_pre_hook(change))
+        def change(layer: nn.Module, args: Any) -> Any:
+            o = args[0].unflatten(-1, (found.heads, -1))
+            v = kept[attention].unflatten(-1, (found.kv_heads, -1))
+            return (without(o, v.repeat_interleave(found.heads // found.kv_heads, dim=-2)).flatten(-2),)
+
+        handles.append(attention.v_proj.register_forward_hook(keep))
+        handles.append(attention.o_proj.register_forward_pre_hook(change))
+
+    def residual_attn(block: nn.Module, attention: nn.Module) -> None:
+        def keep(layer: nn.Module, args: Any) -> None:
+            kept[attention] = args[0]
+
+        def change(layer: nn.Module, args: Any, output: Any) -> Any:
+            return (without(output[0], kept[attention]), *output[1:])
+
+        handles.append(block.register_forward_pre_hook(keep))
+        handles.append(attention.register_forward_hook(change))
+
+    for found in attention_sites(model):
+        attention = model.get_submodule(found.name)
+        if site == "value.full":
+            value_full(attention, found)
+        else:
+            residual_attn(model.get_submodule(found.name.rpartition(".")[0]), attention)
     try:
         yield
     finally:
@@ -102,8 +124,23 @@ def conditions(model: nn.Module) -> dict[str, Callable[[], Any]]:
         found[site] = lambda site=site: perpend.edit(model, site, 0.0)
     module = model.get_submodule(attention_sites(model)[0].name)
     if hasattr(module, "v_proj") and hasattr(module, "o_proj"):
-        found["value.full, plain hooks"] = lambda: plain_hooks(model)
+        for site in ("value.full", "residual.attn"):
+            found[f"{site}, plain hooks"] = lambda site=site: plain_hooks(model, site)
     return found
+
+
+def check(model: nn.Module, tokens: Tensor) -> None:
+    """The plain hooks make the same edit, or there is nothing to compare."""
+    ways = conditions(model)
+    for name in ways:
+        if name.endswith("plain hooks"):
+            with ways[name]():
+                by_hand = model(tokens)[0]
+            with ways[name.partition(",")[0]]():
+                ours = model(tokens)[0]
+            gap = float((by_hand - ours).abs().max() / ours.abs().max())
+            if gap > 1e-3:
+                raise SystemExit(f"{name}: the logits differ by {gap:.1e} of the largest")
 
 
 def prefill(model: nn.Module, tokens: Tensor) -> Callable[[], None]:
@@ -184,6 +221,7 @@ def main() -> None:
         "torch": torch.__version__,
     }
     with torch.inference_mode():
+        check(model, tokens[:, :32])
         stages = {
             "prefill": (prefill(model, tokens), 1),
             "decode": (decode(model, tokens, arguments.steps), arguments.steps),
