@@ -107,7 +107,8 @@ def sink_of(rule: str, roles: Any) -> Any:
                 "a role, or positions"
             )
         rule = "cls" if 0 in roles.roles.get("cls", ()) else next(iter(roles.roles))
-    return list(roles.positions(rule))
+    positions = roles.positions(rule)
+    return "cls" if rule == "cls" and positions == (0,) else list(positions)
 
 
 def by_role(survey: Any, roles: Any) -> pd.DataFrame:
