@@ -10,9 +10,9 @@ from perpend.report import charts
 from perpend.report.figure import Figure
 
 LABELS = {
-    "over_base": "perplexity over the unpruned model's",
-    "top1_agreement": "top-1 agreement with the unpruned model",
-    "cosine": "cosine with the unpruned model's embedding",
+    "over_base": "perplexity, × unpruned",
+    "top1_agreement": "top-1 agreement",
+    "cosine": "cosine of embeddings",
 }
 NAMES = (
     "Criteria ending in _l1 keep one head of each redundant pair in a layer; content is d_A⊥, aitchison the "
@@ -37,20 +37,18 @@ def figures(run: Any) -> list[Figure]:
 
 def _curves(cells: pd.DataFrame, value: str) -> Figure:
     loss = value == "over_base"
+    if cells["sparsity"].nunique() > 1:
+        shown = {"x": "sparsity", "series": "criterion", "log_y": loss}
+        chart = charts.profile(cells, value, label=LABELS[value], reference={"unpruned": 1.0}, **shown)
+    else:
+        chart = charts.bars(cells, value, by="criterion", label=LABELS[value], reference={"unpruned": 1.0})
+    logarithmic = loss and cells["sparsity"].nunique() > 1
     return Figure(
         "Perplexity after pruning" if loss else "Agreement after pruning",
         "Which notion of redundancy removes heads that the model does not miss?",
-        charts.profile(
-            cells,
-            value,
-            x="sparsity",
-            series="criterion",
-            label=LABELS[value],
-            reference={"unpruned": 1.0},
-            log_y=loss,
-        ),
+        chart,
         cells,
-        f"Mean over seeds{', logarithmic' if loss else ''}. {NAMES}",
+        f"Mean over seeds{', logarithmic' if logarithmic else ''}, against the unpruned model. {NAMES}",
     )
 
 
