@@ -22,7 +22,7 @@ PAIRS = {
     "keep_drop_both": "keep and drop-both",
     "drop_drop_both": "drop and drop-both",
 }
-WEIGHTS = {"plain": "plain rows", "value": "weighted by ‖v_j‖", "output": "weighted by ‖W_O v_j‖"}
+WEIGHTS = {"plain": "plain", "value": "by ‖v_j‖", "output": "by ‖W_O v_j‖"}
 
 
 def figures(run: Any) -> list[Figure]:
@@ -34,7 +34,7 @@ def figures(run: Any) -> list[Figure]:
         "whole_rows": _whole_rows,
         "row_audit": _row_audit,
     }
-    return [make(run) for name, make in made.items() if run.results.get(name)]
+    return [figure for name, make in made.items() if run.results.get(name) for figure in make(run)]
 
 
 def _ends(table: pd.DataFrame, name: str) -> dict[str, str]:
@@ -43,25 +43,36 @@ def _ends(table: pd.DataFrame, name: str) -> dict[str, str]:
     return {"low": low, "high": high} if low in table and table[low].notna().all() else {}
 
 
-def _windows(run: Any) -> Figure:
+def _number(name: str, number: Any) -> dict[str, float | None]:
+    return {name: number["value"], f"{name}_low": number.get("low"), f"{name}_high": number.get("high")}
+
+
+def _windows(run: Any) -> list[Figure]:
     table = run.tables["windows"]
-    shown = table.assign(metric=table["metric"].map(METRICS), window=table["window"].astype(str) + " keys")
+    shown = table.assign(metric=table["metric"].map(METRICS), window="W = " + table["window"].astype(str))
     kept = shown.drop_duplicates("window")
     between = run.tables["windows_between"]
     pairs = between.assign(windows=[f"{a} and {b}" for a, b in zip(between["first"], between["second"])])
-    panels = {
-        "Verdicts that reverse": charts.bars(
+    rates = Figure(
+        "Windows",
+        "Does it matter how many keys a row is re-closed on?",
+        charts.bars(
             shown,
             "reversal",
             by="metric",
             series="window",
             **_ends(shown, "reversal"),
-            label="share of triples",
+            label="verdicts that reverse",
             percent=True,
         ),
-        "Mass of a whole row that the window holds": charts.bars(
+        table,
+        f"Rows on the first W keys, from {run.results['windows']['queries']}: share of triples of heads "
+        "whose verdict reverses when the sink is dropped, with intervals over sequences.",
+    )
+    panels = {
+        "Mass of a whole row that a window holds": charts.bars(
             kept, "retained", by="window", **_ends(kept, "retained"), label="share of the row", percent=True
-        ),
+        )
     }
     if len(pairs):
         panels["Content distances of two windows"] = charts.bars(
@@ -71,20 +82,23 @@ def _windows(run: Any) -> Figure:
             **_ends(pairs, "spearman"),
             label="Spearman ρ over pairs of heads",
         )
-    return Figure(
-        "Windows",
-        "Does it matter how many keys a row is re-closed on?",
-        panels,
-        table,
-        f"Rows on the first W keys for several W, from {run.results['windows']['queries']}, with intervals "
-        "over sequences. The rank correlation is of d_A⊥ over all pairs of heads.",
-    )
+    return [
+        rates,
+        Figure(
+            "Between windows",
+            "How much of a row does a window hold, and do windows agree on which heads are alike?",
+            panels,
+            between if len(between) else kept,
+            "The mass is what the window's keys hold of the row before re-closing, from the log-sum-exp of "
+            "the whole row. The rank correlation is of d_A⊥ over all pairs of heads.",
+        ),
+    ]
 
 
-def _conventions(run: Any) -> Figure:
+def _conventions(run: Any) -> list[Figure]:
     table = run.tables["conventions"]
     shown = table.assign(metric=table["metric"].map(METRICS), between=table["between"].map(PAIRS))
-    return Figure(
+    figure = Figure(
         "Three conventions",
         "Does it matter whether a dropped sink also leaves as a query?",
         charts.bars(
@@ -100,15 +114,16 @@ def _conventions(run: Any) -> Figure:
         "Keep compares whole rows; drop removes the sink's column; drop-both its row as well, so that means "
         "are over other rows. Intervals over sequences.",
     )
+    return [figure]
 
 
-def _weights(run: Any) -> Figure:
+def _weights(run: Any) -> list[Figure]:
     table, layers = run.tables["weights"], run.tables["weights_layers"]
     named = table.assign(weight=table["weight"].map(WEIGHTS))
     rates = named[named["quantity"].str.startswith("reversal_")]
     rates = rates.assign(metric=rates["quantity"].str.removeprefix("reversal_").map(METRICS))
     by_layer = layers.assign(weight=layers["weight"].map(WEIGHTS))
-    return Figure(
+    figure = Figure(
         "Value-weighted rows",
         "Do rows tell the same story once each key counts by the size of its value?",
         {
@@ -133,9 +148,10 @@ def _weights(run: Any) -> Figure:
         "The same rows with each key's share multiplied by the size of its value (or of what it adds to the "
         "stream) and closed again. A sink of small values shrinks.",
     )
+    return [figure]
 
 
-def _whole_rows(run: Any) -> Figure:
+def _whole_rows(run: Any) -> list[Figure]:
     layers, places = run.tables["whole_rows_layers"], run.tables["whole_rows"]
     found = run.results["whole_rows"]
     names = ("total", "binary", "weighted_content", "uniform")
@@ -143,7 +159,7 @@ def _whole_rows(run: Any) -> Figure:
     over = filled.groupby("first")[[*names, "content", "sink_mass"]].mean().reset_index()
     over = over[over["first"] > 0]
     log_x = {"log_x": True} if len(over) > 1 else {}
-    return Figure(
+    figure = Figure(
         "Whole rows",
         "What would an entropy monitor read, and does the fixed support say the same?",
         {
@@ -163,9 +179,9 @@ def _whole_rows(run: Any) -> Figure:
                 over,
                 {
                     "uniform": "equal weights",
-                    "total": "H: whole row",
-                    "weighted_content": "(1−s)·H(π): within content",
-                    "binary": "H_b(s): sink or content",
+                    "total": "H",
+                    "weighted_content": "(1−s)·H(π)",
+                    "binary": "H_b(s)",
                 },
                 x="first",
                 x_label="first query of the bin",
@@ -187,30 +203,30 @@ def _whole_rows(run: Any) -> Figure:
         f"Whole rows hold every key a query sees, so their entropy grows with position; by layer both kinds "
         f"are on queries from {found['same_queries']['first']} on. Means over heads (and layers).",
     )
+    return [figure]
 
 
-def _row_audit(run: Any) -> Figure:
+def _row_audit(run: Any) -> list[Figure]:
     found = run.results["row_audit"]
-    rows = []
-    for metric, numbers in found["metrics"].items():
-        rate = numbers["reversal"]
-        rows.append(
+    kinds = {"agrees_keep": "sink kept", "agrees_drop": "sink dropped"}
+    table = pd.DataFrame(
+        [
             {
                 "metric": METRICS[metric],
-                "reversal": rate["value"],
-                "reversal_low": rate.get("low"),
-                "reversal_high": rate.get("high"),
+                **_number("reversal", numbers["reversal"]),
                 "signatures": numbers["signatures"],
-                "agrees_keep": numbers["agrees_keep"]["value"],
-                "agrees_drop": numbers["agrees_drop"]["value"],
             }
-        )
-    table = pd.DataFrame(rows)
-    agreement = table.melt("metric", ["agrees_keep", "agrees_drop"], "convention", "agreement")
-    agreement["convention"] = agreement["convention"].map(
-        {"agrees_keep": "sink kept", "agrees_drop": "sink dropped"}
+            for metric, numbers in found["metrics"].items()
+        ]
     )
-    return Figure(
+    agreement = pd.DataFrame(
+        [
+            {"metric": METRICS[metric], "convention": name, **_number("agreement", numbers[kind])}
+            for metric, numbers in found["metrics"].items()
+            for kind, name in kinds.items()
+        ]
+    )
+    figure = Figure(
         "Single rows",
         "Do verdicts reverse on rows as they do on signatures?",
         {
@@ -228,6 +244,7 @@ def _row_audit(run: Any) -> Figure:
                 "agreement",
                 by="metric",
                 series="convention",
+                **_ends(agreement, "agreement"),
                 label="share of triples",
                 percent=True,
                 reference={"chance": 0.5},
@@ -237,3 +254,4 @@ def _row_audit(run: Any) -> Figure:
         f"{found['places']} places in {found['sequences']} sequences, {found['triples']} triples of heads at "
         "each; rows of one place only are compared. Intervals over sequences.",
     )
+    return [figure]

@@ -174,7 +174,14 @@ def bars(
     layers: list[Any] = [base.mark_bar(cornerRadiusEnd=2, height={"band": 0.7}).encode(x=across, **colour)]
     if low and high:
         ends = {"x": alt.X(field(low), type="quantitative", title=title), "x2": alt.X2(field(high))}
-        layers.append(base.mark_rule(strokeWidth=1.6, color=theme.LIGHT["ink"]).encode(**ends))
+        ink = theme.LIGHT["ink"]
+        # among grouped bars a rule would lie on the upper edge of its bar: an outline of the bar's own height
+        span = (
+            base.mark_bar(height={"band": 0.7}, filled=False, stroke=ink, strokeWidth=1.4)
+            if series
+            else base.mark_rule(strokeWidth=1.6, color=ink)
+        )
+        layers.append(span.encode(**ends))
     if ticks:
         kept = [name for name in (by, series) if name]
         long = table.melt(id_vars=kept, value_vars=list(ticks), var_name="mark", value_name="at")
