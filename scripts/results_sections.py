@@ -147,7 +147,7 @@ def _here(results: Mapping[str, Any]) -> dict[str, str]:
     return {
         "unpruned perplexity": f"{results['base']['perplexity']:.1f}",
         "CV of the sink share, and the rule": f"{results['prediction']['cv']:.2f}, {said}",
-        "best of the six criteria": f"{best['criterion']}, {best['perplexity']:.1f} ± {best['sd']:.1f} "
+        "best of the six criteria": f"{best['criterion']}, {best['perplexity']:.1f} ± {best['sd'] or 0:.1f} "
         f"({best['over_base']:.1f} × base)",
         "content-conditioned criteria, × base": f"{min(conditioned):.2g} to {max(conditioned):.2g}",
     }

@@ -246,6 +246,8 @@ def test_an_image_model_is_judged_by_agreement_alone(pictures, tmp_path, capsys,
     assert "prediction" not in results
     assert "perplexity" not in results["cells"][0]
     assert finished.request["data"]["count"] == 12
+    assert any(line.startswith("One seed") for line in finished.document["findings"])
+    assert all(cell["sd"] is None for cell in results["cells"])
     assert all(0 <= cell["low"] <= cell[measure] <= cell["high"] <= 1 for cell in results["cells"])
     assert results["saved"]["error_after_loading"] < 1e-5
 

@@ -73,7 +73,8 @@ class Prune:
                 raise InputError(f"{job.model_name} is an image model: give it a folder, --images DIR")
             cut = {"length": options["length"], "bos": options["bos"]}
             job.__dict__["sequences"] = sequences(self.inputs.texts[0], job.tokenizer, model=job.model, **cut)
-        read = {seed: self.inputs.read(seed) for seed in options["seeds"]} if self.criteria else {}
+        seeds = options["seeds"] if self.inputs.seeds_differ else options["seeds"][:1]
+        read = {seed: self.inputs.read(seed) for seed in seeds} if self.criteria else {}
         judged = self.inputs.judged
         passes = 1 + len(given) + len(self.criteria) * len(self.sparsities) * max(1, len(read))
         inputs = getattr(judged, "tokens", judged)
@@ -137,7 +138,12 @@ class Prune:
                     "interval": "95 %, sequences or images resampled, of the first seed's set",
                     "regime_rule": CAVEAT if self.inputs.language else "speaks of language models only",
                 },
-                findings=[*findings, *_unread(sets, attention_sites(job.model)), *_said(saved)],
+                findings=[
+                    *findings,
+                    *self.inputs.remarks,
+                    *_unread(sets, attention_sites(job.model)),
+                    *_said(saved),
+                ],
             )
         job.answer(run, *self._shown(losses, records))
 

@@ -38,8 +38,13 @@ def figures(run: Any) -> list[Figure]:
 def _curves(cells: pd.DataFrame, value: str) -> Figure:
     loss = value == "over_base"
     if cells["sparsity"].nunique() > 1:
-        shown = {"x": "sparsity", "series": "criterion", "log_y": loss}
-        chart = charts.profile(cells, value, label=LABELS[value], reference={"unpruned": 1.0}, **shown)
+        # words, not numbers: ticks where there are sets, and nowhere else
+        lines = cells.sort_values("sparsity", kind="stable")
+        lines = lines.assign(heads_removed=[f"{sparsity:.3g}" for sparsity in lines["sparsity"]])
+        shown = {"x": "heads_removed", "x_label": "share of heads removed", "series": "criterion"}
+        chart = charts.profile(
+            lines, value, label=LABELS[value], reference={"unpruned": 1.0}, log_y=loss, **shown
+        )
     else:
         chart = charts.bars(cells, value, by="criterion", label=LABELS[value], reference={"unpruned": 1.0})
     logarithmic = loss and cells["sparsity"].nunique() > 1

@@ -84,6 +84,21 @@ class Inputs:
         kind = "images" if self.job.images is not None else "text"
         return f"the last {1 - FOR_SIGNATURES:.0%} of the {kind}, which no signature reads"
 
+    @property
+    def seeds_differ(self) -> bool:
+        """Whether another seed reads something else: a folder of images can be read whole."""
+        return self.job.images is None or len(self.pictures[0]) > self.options["sequences"]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be said of the inputs."""
+        if self.seeds_differ or len(self.options["seeds"]) == 1:
+            return []
+        return [
+            f"One seed: every one of the {len(self.pictures[0])} images there for signatures is read, "
+            "so seeds would choose the same."
+        ]
+
     def read(self, seed: int) -> Any:
         """What signatures of a seed are taken from."""
         if self.job.images is None:

@@ -33,7 +33,8 @@ FOLDS = 4
 def cells(losses: SetLosses, by_seed: Mapping[int, Sequence[PruneSet]]) -> list[dict[str, Any]]:
     """One record a (criterion, sparsity): perplexity, its population sd over seeds, paired change, KL, top-1.
 
-    Random draws depend on no seed: their sd is None. The interval is that of the first seed's set.
+    Random draws depend on no seed: their sd is None, as with one seed. The interval is that of the first
+    seed's set.
     """
     records = []
     for chosen, sets in _over_seeds(by_seed):
@@ -46,7 +47,7 @@ def cells(losses: SetLosses, by_seed: Mapping[int, Sequence[PruneSet]]) -> list[
                 "heads": len(chosen.heads),
                 "shortfall": chosen.shortfall,
                 "perplexity": float(np.mean(perplexities)),
-                "sd": None if chosen.fixed else float(np.std(perplexities)),
+                "sd": None if len(sets) == 1 else float(np.std(perplexities)),
                 "over_base": float(np.mean(perplexities)) / losses.base_perplexity,
                 "loss_change": change,
                 "loss_change_low": low,
@@ -71,7 +72,7 @@ def agreement_cells(found: SetAgreement, by_seed: Mapping[int, Sequence[PruneSet
                 "heads": len(chosen.heads),
                 "shortfall": chosen.shortfall,
                 found.measure: float(np.mean(means)),
-                "sd": None if chosen.fixed else float(np.std(means)),
+                "sd": None if len(sets) == 1 else float(np.std(means)),
                 "low": low,
                 "high": high,
                 **{
