@@ -109,11 +109,12 @@ class UpdatesStudy:
         most = int(np.nanargmax(ratio))
         trimmed = survey.mean("ratio", "without_both")[:, j]
         shrinking = int((alpha < 0).sum())
+        low, high = (float(survey.quantile("ratio", q)[most, j]) for q in (0.05, 0.95))
+        name = NAMES[part].capitalize() if part != "mlp" else "MLP"
         line = (
-            f"{NAMES[part].capitalize() if part != 'mlp' else 'MLP'}: the ratio is largest in layer "
-            f"{survey.layers[most]} ({ratio[most]:.3f}, {trimmed[most]:.3f} without position 0 and "
-            "the largest "
-            f"1 % of tokens); {shrinking} of {len(alpha)} layers shrink the stream on average (α < 0)."
+            f"{name}: the ratio is largest in layer {survey.layers[most]} (mean over tokens {ratio[most]:.3f}, "
+            f"nine tokens in ten {low:.3f} to {high:.3f}; mean {trimmed[most]:.3f} without position 0 and the "
+            f"largest 1 % of tokens); {shrinking} of {len(alpha)} layers shrink the stream on average (α < 0)."
         )
         return [line]
 
