@@ -112,9 +112,10 @@ class UpdatesStudy:
         low, high = (float(survey.quantile("ratio", q)[most, j]) for q in (0.05, 0.95))
         name = NAMES[part].capitalize() if part != "mlp" else "MLP"
         line = (
-            f"{name}: the ratio is largest in layer {survey.layers[most]} (mean over tokens {ratio[most]:.3f}, "
-            f"nine tokens in ten {low:.3f} to {high:.3f}; mean {trimmed[most]:.3f} without position 0 and the "
-            f"largest 1 % of tokens); {shrinking} of {len(alpha)} layers shrink the stream on average (α < 0)."
+            f"{name}: the ratio is largest in layer {survey.layers[most]} (mean over tokens "
+            f"{ratio[most]:.3f}, nine tokens in ten {low:.3f} to {high:.3f}; mean {trimmed[most]:.3f} without "
+            f"position 0 and the largest 1 % of tokens); {shrinking} of {len(alpha)} layers shrink the stream "
+            "on average (α < 0)."
         )
         return [line]
 
@@ -168,11 +169,18 @@ class UpdatesStudy:
         for count, group in self.curve[self.curve["count"] > 0].groupby("count"):
             best = group.loc[group.loss.idxmin()]
             chance = group[group.order.str.startswith("random")].perplexity
-            lines.append(
+            interval = ""
+            if np.isfinite(best.low):
+                interval = f"95 % interval {np.exp(best.low):.4g} to {np.exp(best.high):.4g}; "
+            line = (
                 f"Without {count} {UNITS[self.unit]}{'s' * (count > 1)} perplexity goes from {base:.4g} to "
-                f"{best.perplexity:.4g} at best (order: {best.order}); random orders give {chance.min():.4g} "
-                f"to {chance.max():.4g}."
+                f"{best.perplexity:.4g} at best ({interval}order: {best.order})"
             )
+            if len(chance) > 1:
+                line += f"; {len(chance)} random orders give {chance.min():.4g} to {chance.max():.4g}"
+            elif len(chance):
+                line += f"; a random order gives {chance.iloc[0]:.4g}"
+            lines.append(f"{line}.")
         return lines
 
 
