@@ -15,6 +15,8 @@ from typing import Any
 
 import results_sections as sections
 
+from perpend.papers import claims
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, RUNS = ROOT / "docs" / "results.md", ROOT / "docs" / "runs"
 
@@ -39,7 +41,7 @@ PRINTED = (
 
 def page() -> str:
     """The page's text."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, *claims.markdown(claims.judge_all(claims.summaries(RUNS)))]
     for path in sorted(RUNS.glob("*.json")):
         document = json.loads(path.read_text("utf-8"))
         maker = _SECTIONS.get(document["command"], _by_hand)
@@ -47,30 +49,40 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _heading(path: Path, document: Mapping[str, Any]) -> list[str]:
+def _heading(path: Path, document: Mapping[str, Any], findings: bool = True) -> list[str]:
     request = document["request"]
     data = request.get("data", {})
     lines = [
         f"## {path.stem}",
         "",
-        f"`perpend {document['command']}` on {request['model']['name']}, {data.get('name', 'no text')} "
-        f"({data.get('sequences', '–')} sequences of {data.get('length', '–')} tokens, "
-        f"{'each opened by a BOS' if data.get('bos') else 'no BOS'}), seeds {request.get('seeds', ['–'])}. "
-        f"[Summary](runs/{path.name}).",
+        f"`perpend {document['command']}` on {request['model']['name']}{_read(data)}, "
+        f"seeds {', '.join(map(str, request.get('seeds') or ['–']))}. [Summary](runs/{path.name}).",
         "",
         "```",
         _command(document),
         "```",
         "",
     ]
-    return lines + [f"- {line}" for line in document.get("findings", [])] + [""]
+    return lines + [f"- {line}" for line in document.get("findings", [])] + [""] if findings else lines
+
+
+def _read(data: Mapping[str, Any]) -> str:
+    """The text or the images of a run, in words; nothing where a run reads none of its own."""
+    if not data:
+        return ""
+    if "length" not in data:
+        return f", {data['name']} ({data.get('sequences', '–')} images)"
+    opened = "each opened by a BOS" if data.get("bos") else "no BOS"
+    return f", {data['name']} ({data['sequences']} sequences of {data['length']} tokens, {opened})"
 
 
 _NAMED = {"text", "model", "data", "seeds", "command", "perpend", "cells", "held_out_sha256"}
 
 
 def _command(document: Mapping[str, Any]) -> str:
-    """The words that make the run again; options that are not set are left out."""
+    """The words that make the run again; of a run that did not keep them, from its request."""
+    if document.get("invocation"):
+        return shlex.join(document["invocation"])
     request = document["request"]
     data = request.get("data", {})
     words = ["perpend", document["command"], request["model"]["name"]]
@@ -168,6 +180,38 @@ def figures() -> dict[Path, str]:
     return found
 
 
+def _evaluate(path: Path, document: Mapping[str, Any]) -> str:
+    """Every condition's scores, then each against the first, item by item."""
+    results = document["results"]
+    scores = [
+        [condition, task, one["metric"], *(one["scores"][one["metric"]][k] for k in ("value", "low", "high"))]
+        for condition, tasks in results["tasks"].items()
+        for task, one in tasks.items()
+    ]
+    rows = [
+        [condition, task, quantity, *(row.get(k) for k in ("n", "difference", "low", "high", "verdict"))]
+        for condition, one in results["comparison"].items()
+        for task, quantities in one["tasks"].items()
+        for quantity, row in quantities.items()
+    ]
+    lines = _heading(path, document, findings=False)  # they say what the second table says
+    lines += [f"- {line}" for line in document["findings"] if "not above guessing" in line] + [""]
+    lines += table(["condition", "task", "metric", "score", "low", "high"], scores)
+    lines += table(["condition", "task", "quantity", "items", "difference", "low", "high", "verdict"], rows)
+    return "\n".join(lines)
+
+
+def _train(path: Path, document: Mapping[str, Any]) -> str:
+    """Final losses, and the differences within a seed with the effect that could have been detected."""
+    results = document["results"]
+    lines = _heading(path, document)
+    rows = [[name, one["mean"], one["sd"]] for name, one in results["final"].items()]
+    lines += table(["variant", "validation loss", "sd over seeds"], rows)
+    columns = ["variant", "against", "budget", "n", "mean", "low", "high", "detectable"]
+    lines += table(columns, [[row[name] for name in columns] for row in results["paired"]])
+    return "\n".join(lines)
+
+
 def _plain(path: Path, document: Mapping[str, Any]) -> str:
     return "\n".join(_heading(path, document))
 
@@ -203,7 +247,8 @@ _SECTIONS = {
     "prune": _prune,
     "updates": _updates,
     "compress": _plain,
-    "evaluate": _plain,
+    "evaluate": _evaluate,
+    "train": _train,
     "verify": _plain,
 }
 

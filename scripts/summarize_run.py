@@ -1,11 +1,12 @@
 """Writes a run's summary, run.json without paths of the machine, to docs/runs.
 
-python scripts/summarize_run.py RUN docs/runs/NAME.json
+python scripts/summarize_run.py RUN docs/runs/NAME.json ["the command line, where the run kept none"]
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,19 @@ TELLING, PLACES = ("--resume", "--json", "--quiet"), ("--out", "--save")
 def summary(document: dict[str, Any]) -> dict[str, Any]:
     """The parts of run.json that a reader needs, with names in place of paths."""
     kept = {name: document[name] for name in KEPT if name in document}
-    for record in ("model", "data"):
-        entry = kept.get("request", {}).get(record)
-        if entry:
-            entry["name"] = Path(entry["name"]).name
+    kept["request"] = _named(kept.get("request", {}))
     if kept.get("invocation"):
         kept["invocation"] = portable(kept["invocation"])
     return kept
+
+
+def _named(value: Any) -> Any:
+    """The same values with names in place of absolute paths."""
+    if isinstance(value, dict):
+        return {key: _named(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_named(item) for item in value]
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "./", "../")) else value
 
 
 def portable(words: list[str]) -> list[str]:
@@ -52,7 +59,10 @@ def portable(words: list[str]) -> list[str]:
 
 def main() -> None:
     folder, target = Path(sys.argv[1]), Path(sys.argv[2])
-    text = json.dumps(summary(json.loads((folder / "run.json").read_text())), indent=1, ensure_ascii=False)
+    document = json.loads((folder / "run.json").read_text())
+    if len(sys.argv) > 3:
+        document["invocation"] = shlex.split(sys.argv[3])
+    text = json.dumps(summary(document), indent=1, ensure_ascii=False)
     target.write_text(text + "\n")
 
 

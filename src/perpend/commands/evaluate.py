@@ -86,6 +86,10 @@ class Evaluate:
         self.names = expand(options["tasks"]) if options["tasks"] else []
         if not self.names and not options["perplexities"]:
             raise InputError("nothing to score: name --tasks (lambada, piqa, ruler ...) or --perplexity")
+        self.asked: dict[str, Any] = {"margins": [options["margin"], options["margin_nats"]]}
+        if not options["perplexities"]:  # tasks bring their own text, and --text is none of this run's data
+            del self.job.options["text"]
+            self.asked["bos"] = options["bos"]
 
     def run(self) -> None:
         from perpend.commands._tasks import Tasks
@@ -97,7 +101,7 @@ class Evaluate:
             return
         job = self.job
         margins = {"margin": self.options["margin"] / 100, "margin_nats": self.options["margin_nats"]}
-        with job.run(margins=[self.options["margin"], self.options["margin_nats"]]) as run:
+        with job.run(**self.asked) as run:
             tasks = Tasks(job, run, **margins)
             losses: dict[str, dict[str, Any]] = {}
             for condition, edits in self.conditions.items():
