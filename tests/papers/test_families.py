@@ -113,6 +113,44 @@ def test_every_family_of_the_catalog_has_a_case() -> None:
         assert CATALOG[name].family == family
 
 
+def in_this_process(monkeypatch) -> None:
+    """Runs of an item without a process of their own, and without the curve that no model enters."""
+
+    def here(words) -> int:
+        wanted = output._json  # a verb inside a verb would end its --json
+        try:
+            return run([*words, "--quiet"])
+        finally:
+            output._json = wanted
+
+    monkeypatch.setattr(making, "process", here)
+    monkeypatch.setattr("perpend.commands.attention.CURVE_TRIPLES", 50)
+
+
+def test_a_training_run_in_a_folder_is_a_model_of_figure_5b(tmp_path, capsys, monkeypatch) -> None:
+    for step in (1, 2):
+        folder = tmp_path / "run" / f"step{step}"
+        model = tiny.build("gpt_neox")
+        if step == 1:  # uniform attention, whose entropy is the largest there is
+            for layer in model.gpt_neox.layers:
+                layer.attention.query_key_value.weight.data.zero_()
+                layer.attention.query_key_value.bias.data.zero_()
+        model.save_pretrained(folder)
+        tokenizer_of(CATALOG["pythia-160m"]).save_pretrained(folder)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT * 40)
+    in_this_process(monkeypatch)
+    words = ["paper", "attention/figure-5b", "--models", f"pythia-160m={tmp_path / 'run'}", "--json"]
+    words += ["--out", str(tmp_path / "out"), "--", "--text", str(text), "--sequences", "6", "--length", "80"]
+    assert run(words) == 0, capsys.readouterr().err
+    document = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in document["comparisons"]}
+    assert rows["total"]["published"] == -1.55
+    assert rows["total"]["measured"] < 0
+    assert rows["share"]["published"] == 53.0
+    assert document["runs"]["attention/figure-5b"]["pythia-160m"]
+
+
 @pytest.mark.parametrize("family", CASES)
 def test_a_family_goes_through_an_item(family: str, tmp_path, capsys, monkeypatch) -> None:
     name, item, more = CASES[family]
@@ -127,15 +165,7 @@ def test_a_family_goes_through_an_item(family: str, tmp_path, capsys, monkeypatc
     assert json.loads((folder / "config.json").read_text())["architectures"] == [entry.architecture]
     assert kind_of(str(folder)) == kind_of(name)
 
-    def here(words) -> int:
-        wanted = output._json  # a verb inside a verb would end its --json
-        try:
-            return run([*words, "--quiet"])
-        finally:
-            output._json = wanted
-
-    monkeypatch.setattr(making, "process", here)
-    monkeypatch.setattr("perpend.commands.attention.CURVE_TRIPLES", 50)  # a curve that no model enters
+    in_this_process(monkeypatch)
     words = ["paper", item, "--models", f"{name}={folder}", "--out", str(tmp_path / "out"), "--json", "--"]
     assert run([*words, *more]) == 0, capsys.readouterr().err
     document = json.loads(capsys.readouterr().out)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from perpend.report.figure import Figure
 
 BASE = "runs/paper"
+RUNS = "runs"  # the models' runs, below it, beside the items' reports
 
 
 @verb(
@@ -126,6 +127,7 @@ def _plan(items: Sequence[Any], asked: Sequence[Any], base: Path, more: tuple[st
 
     own = machine()
     records: list[dict[str, Any]] = []
+    known: dict[tuple[str, ...], dict[str, Any]] = {}  # items share commands
     for one in items:
         try:
             models = asked or (_wanted(one, own) if one.per_model else [])
@@ -136,13 +138,16 @@ def _plan(items: Sequence[Any], asked: Sequence[Any], base: Path, more: tuple[st
             records.append({"item": one.item, "model": "", "command": "", "cost": str(error)})
             continue
         for sequence in sequences:
-            for step, words, folder in chained(sequence, base):
+            for step, words, folder in chained(sequence, base / RUNS):
                 record = {"item": one.item, "model": step.model.name if step.model else ""}
                 record["command"] = shlex.join(["perpend", *words])
                 try:
                     if step.model:
                         check(one, step.model, more)
-                    found = _cost(step, words, folder, own, cost)
+                    key = tuple(words)
+                    if key not in known:
+                        known[key] = _cost(step, words, folder, own, cost)
+                    found = known[key]
                 except PerpendError as error:
                     found = {"error": str(error)}
                 record["cost"] = _told(found, duration)
@@ -210,7 +215,7 @@ def _make(
     from perpend.errors import InputError
     from perpend.papers.making import make
 
-    made = make(items, asked, base=base / "runs", more=more)
+    made = make(items, asked, base=base / RUNS, more=more)
     records = [record for one in made for record in _records(one)]
     if named and not any(one.runs for one in made):
         raise InputError("; ".join(made[0].failures.values()))
@@ -261,7 +266,9 @@ def _shown(table: pd.DataFrame) -> pd.DataFrame:  # noqa: F821
     def printed(row: Any) -> str:
         if row.published is None or row.published != row.published:
             ends = row.range
-            return f"({ends[0]:g} to {ends[1]:g})" if isinstance(ends, (tuple, list)) else "–"
+            if not isinstance(ends, (tuple, list)):
+                return "–"
+            return f"({ends[0]:g})" if ends[0] == ends[1] else f"({ends[0]:g} to {ends[1]:g})"
         sd = f" ± {row.sd:g}" if row.sd is not None and row.sd == row.sd else ""
         return f"{'' if row.relation == '=' else row.relation + ' '}{row.published:g}{sd}"
 
