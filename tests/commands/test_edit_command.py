@@ -106,6 +106,11 @@ def test_tasks_are_scored_under_every_edit(saved: Path, tmp_path: Path) -> None:
         (("--layers", "x"), "no list of indices"),
         (("--site", "value.full", "--layers", "7"), "layer 7 is out of range"),
         (("--edit", "nowhere.json"), "cannot read the edit"),
+        (("--layers", "3-1"), "runs backwards; write 1-3"),
+        (("--site", "residual.attn", "--heads", "1"), "residual.attn has no heads"),
+        (("--grid", "--parallel", "0,1"), "give --perpendicular beside --parallel"),
+        (("--parallel", "1"), "nothing to edit"),
+        (("--head-sensitivity", "--site", "residual.mlp"), "residual.mlp has no heads"),
     ],
 )
 def test_bad_input_is_exit_status_two(

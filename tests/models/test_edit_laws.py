@@ -331,6 +331,11 @@ def test_an_edit_goes_through_json(change: Edit, tmp_path) -> None:
         ('{"site": "residual.attn", "heads": [0]}', "has no heads"),
         ('{"site": "residual.attn", "parallel": [[0.0]]}', "at most layers"),
         ('{"site": "value.full", "reference": "tokens"}', "did you mean 'token'"),
+        ('{"site": "value.full", "parallel": "0"}', "is a number, a list by layer"),
+        ('{"site": "value.full", "parallel": [[1], [1, 2]]}', "lists of one length"),
+        ('{"site": "value.full", "layers": [1.5]}', "list of whole numbers"),
+        ('{"site": "value.full", "layers": []}', "leave it out for all layers"),
+        ('{"site": 3}', "`site` is one of"),
     ],
 )
 def test_json_that_is_no_edit_says_why(text: str, message: str) -> None:

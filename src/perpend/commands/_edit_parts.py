@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from perpend.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -24,8 +26,13 @@ def gradient_sites(model: Any, options: dict[str, Any]) -> list[str]:
 
 
 def head_site(options: dict[str, Any]) -> str:
-    """The first value site asked for, else exclude-self."""
+    """The first value site asked for, exclude-self where no site is; InputError for residual sites alone."""
     asked = [site for site in options["sites"] if site.startswith("value.")]
+    if options["sites"] and not asked:
+        raise InputError(
+            f"{options['sites'][0]} has no heads: --head-sensitivity needs --site value.full or "
+            "value.exclude_self, or no --site"
+        )
     return asked[0] if asked else "value.exclude_self"
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perpend.errors import InputError
 from perpend.evaluation.options import add_tasks
 from perpend.options import Near, model_options, run_options, seed_options, text_options, verb
 
@@ -44,6 +45,8 @@ class Indices(click.ParamType):
             first, dash, last = part.strip().partition("-")
             if not first.isdecimal() or (dash and not last.isdecimal()):
                 self.fail(f"{value!r} is no list of indices; write 0,3 or 0-5", param, ctx)
+            if dash and int(last) < int(first):
+                self.fail(f"{part.strip()!r} runs backwards; write {last}-{first}", param, ctx)
             found += range(int(first), int(last if dash else first) + 1)
         return tuple(found)
 
@@ -126,6 +129,8 @@ def command(**options: Any) -> None:
     job = Job("edit", options)
     chosen = [name for name in ("audit", "gradient", "head_sensitivity") if options[name]]
     sweeps = not chosen or bool(options["sites"] or options["files"] or options["basin"] or options["tasks"])
+    if options["head_sensitivity"]:
+        parts.head_site(options)  # refused before anything is loaded
     cells = cells_of(options) if sweeps else []
     tokens = job.tokens(options["seeds"][0])
     if job.planned(tokens, passes=parts.passes(job.model, options, chosen, len(cells))):
@@ -160,9 +165,16 @@ def cells_of(options: dict[str, Any]) -> list[Cell]:
 
     edits = [Edit.load(path) for path in options["files"]]
     sites = options["sites"] or (() if edits else SITES)
+    if options["heads"] is not None:
+        without = [site for site in options["sites"] if not site.startswith("value.")]
+        if without:
+            raise InputError(f"{without[0]} has no heads; give --heads with value.full or value.exclude_self")
+        sites = [site for site in sites if site.startswith("value.")]
+    if options["grid"] and not (options["parallel"] and options["perpendicular"]):
+        raise InputError("--grid pairs two lists: give --perpendicular beside --parallel, as in 0,0.5,1")
     pairs = [(s, 1.0) for s in options["parallel"]] + [(1.0, s) for s in options["perpendicular"]]
     if options["grid"]:
-        pairs = [(s, t) for s in options["parallel"] for t in options["perpendicular"] or (1.0,)]
+        pairs = [(s, t) for s in options["parallel"] for t in options["perpendicular"]]
     if options["basin"]:
         pairs += [(s, 1.0) for s in BASIN_SCALES] + [(1.0, s) for s in BASIN_SCALES]
     for site in sites:
@@ -174,6 +186,8 @@ def cells_of(options: dict[str, Any]) -> list[Cell]:
                 for s, t in pairs
                 if (s, t) != (1.0, 1.0)
             ]
+    if not edits:
+        raise InputError("no scale differs from 1, so there is nothing to edit: give --parallel 0, say")
     cells: dict[str, Cell] = {}
     matched = options["controls_at"] or (options["parallel"] if options["controls"] else ())
     for edit in edits:

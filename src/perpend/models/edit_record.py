@@ -7,9 +7,11 @@ Edit.load("shared.json")
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +24,27 @@ REFERENCES = ("head", "token")
 
 Scale = float | Sequence[float] | Sequence[Sequence[float]]
 """One number; one per layer; or one per layer and head (value sites)."""
+
+
+def _numbers(name: str, value: Any) -> torch.Tensor:
+    """A scale as a tensor; InputError for what is none."""
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise InputError(
+            f"`{name}` is a number, a list by layer, or lists of one length by layer and head; not {value!r}"
+        ) from problem
+
+
+def _indices(name: str, value: Any) -> tuple[int, ...]:
+    """Layers or heads; InputError for what is no list of whole numbers, or an empty one."""
+    try:
+        chosen = tuple(operator.index(index) for index in value)
+    except TypeError as problem:
+        raise InputError(f"`{name}` is a list of whole numbers such as [0, 3], not {value!r}") from problem
+    if not chosen:
+        raise InputError(f"`{name}` is empty, so nothing would be edited; leave it out for all {name}")
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -42,6 +65,8 @@ class Edit:
     reference: str = "head"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.site, str):
+            raise InputError(f"`site` is one of {', '.join(SITES)}, not {self.site!r}")
         if self.site not in SITES:
             if "cross" in self.site:
                 raise InputError(
@@ -57,7 +82,7 @@ class Edit:
                 "use value.full or value.exclude_self, or leave `heads` out"
             )
         for name in ("parallel", "perpendicular"):
-            scale = torch.as_tensor(getattr(self, name), dtype=torch.float64)
+            scale = _numbers(name, getattr(self, name))
             if scale.ndim > (2 if self.site in VALUE_SITES else 1):
                 raise InputError(
                     f"`{name}` has {scale.ndim} axes; {self.site} takes at most layers and heads"
@@ -68,7 +93,7 @@ class Edit:
         for name in ("layers", "heads"):
             chosen = getattr(self, name)
             if chosen is not None:
-                object.__setattr__(self, name, tuple(int(index) for index in chosen))
+                object.__setattr__(self, name, _indices(name, chosen))
 
     @property
     def is_identity(self) -> bool:
