@@ -48,6 +48,8 @@ def test_two_models_on_one_map(two: Path, tmp_path: Path) -> None:
     found = Run.open(out)
     json.dumps(found.document, allow_nan=False)
     rows = found.results["models"]
+    assert [row["model"] for row in rows] == ["small", "large"]
+    assert scale.short_names(["a/final", "b/final"]) == ["a/final", "b/final"]
     assert [row["layers"] for row in rows] == [2, 3]
     model, tokenizer = perpend.load(str(two / "large"))
     assert rows[1]["parameters"] == model.num_parameters()

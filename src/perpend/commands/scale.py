@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,6 +65,8 @@ def command(**options: Any) -> None:
     if without:  # before the first model is measured: a run cannot go on without one of its models
         raise InputError(f"{', '.join(without)}: no tokenizer in the folder, so the model cannot read text")
 
+    labels = short_names(names)
+
     def job_of(name: str) -> Job:
         return Job("scale", {**options, "model": name})
 
@@ -89,6 +92,7 @@ def command(**options: Any) -> None:
             )))
             for index, name in enumerate(names)
         ]  # fmt: skip
+        measured = [replace(model, name=label) for model, label in zip(measured, labels)]
         if families:
             measured = [replace(model, family=family) for model, family in zip(measured, families)]
         study = scale_study(measured, written)
@@ -113,6 +117,14 @@ def command(**options: Any) -> None:
          "classical_ari", "regime"]
     ].round(3)  # fmt: skip
     whole.answer(run, ("Models under one protocol (shares; ARI of cosine, JS, Euclidean)", shown))
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Folders by their last part, where that tells them apart; other names as they are."""
+    from pathlib import Path
+
+    short = [Path(name).name if Path(name).is_dir() else name for name in names]
+    return short if len(set(short)) == len(short) else list(names)
 
 
 def _lacks_tokenizer(name: str) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -293,6 +293,8 @@ def _scores(measured: Sequence[Model]) -> list[predictions.Score]:
             },
         )
     ]
+    worst = sorted({hardest[metric].name for metric in CLASSICAL})
+    found[0] = replace(found[0], numbers={**found[0].numbers, "highest in": ", ".join(worst)})
     points = [(m.values["signature_mass"], m.classical_ari) for m in measured]
     few = "" if len(measured) >= 3 else f"{len(measured)} models make no trend; it needs three"
     value = None if few else tau(list(itertools.combinations(points, 2)))
