@@ -56,7 +56,8 @@ def words(saved, verb: str, *more: str) -> list[str]:
 def test_a_run_holds_profile_generation_dropping_and_the_smaller_model(saved, tmp_path, capsys):
     out, smaller = tmp_path / "run", tmp_path / "smaller"
     arguments = words(
-        saved, "updates", "--generate", "4", "--evaluate", "--drop", "1,2", "--eval-sequences", "4",
+        saved, "updates", "--generate", "4", "--generate-layers", "0,3", "--evaluate", "--drop", "1,2",
+        "--eval-sequences", "4",
         "--save", str(smaller), "--by", "rotation", "--seed", "0,1", "--out", str(out),
     )  # fmt: skip
     assert run(arguments) == 0, capsys.readouterr().err
@@ -69,6 +70,7 @@ def test_a_run_holds_profile_generation_dropping_and_the_smaller_model(saved, tm
     assert [entry["layer"] for entry in results["updates"]["per_layer"]] == [0, 1, 2, 3]
     assert all(results["updates"]["per_layer"][0][part]["ratio"] > 0 for part in PARTS)
     assert results["generation"]["cached"] is True
+    assert [entry["layer"] for entry in results["generation"]["per_layer"]] == [0, 3]
     assert results["updates"]["left_out"]["padding"] == 0
     assert {row["count"] for row in results["dropping"]["curve"]} == {0, 1, 2}
     assert finished.arrays["histograms"].sum() > 0
@@ -137,6 +139,7 @@ def test_one_json_document_and_a_plan(saved, tmp_path, capsys):
     [
         (("--drop", "4"), "one must be left"),
         (("--drop", "0"), "no list of numbers from 1 on"),
+        (("--generate-layers", "1,4"), "layers 0 to 3"),
         (("--evaluate", "--eval-sequences", "5000"), "lower --sequences or --eval-sequences"),
         (("--by", "cosin"), "did you mean 'cosine'"),
         (("--save", "smaller"), "--save needs --drop"),

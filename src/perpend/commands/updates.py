@@ -24,16 +24,19 @@ CRITERIA = ("cosine", "rotation", "influence")
 
 
 class Counts(click.ParamType):
-    """Numbers of parts, as 1,2,4."""
+    """Whole numbers from `least` on, as 1,2,4."""
 
     name = "counts"
+
+    def __init__(self, least: int = 1) -> None:
+        self.least = least
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
         if not isinstance(value, str):
             return tuple(value)
         words = [word.strip() for word in value.split(",")]
-        if not all(word.isdecimal() and int(word) > 0 for word in words):
-            self.fail(f"{value!r} is no list of numbers from 1 on; write 4 or 1,2,4", param, ctx)
+        if not all(word.isdecimal() and int(word) >= self.least for word in words):
+            self.fail(f"{value!r} is no list of numbers from {self.least} on; write 4 or 1,2,4", param, ctx)
         return tuple(sorted({int(word) for word in words}))
 
 
@@ -54,6 +57,12 @@ class Counts(click.ParamType):
     show_default=True,
     metavar="STEPS",
     help="Tokens to write while watching the ratio; 0 for none.",
+)
+@click.option(
+    "--generate-layers",
+    type=Counts(0),
+    metavar="LAYER[,LAYER…]",
+    help="Layers watched while it writes.  [default: three, spread over the depth]",
 )
 @click.option(
     "--evaluate",
@@ -107,7 +116,10 @@ def command(**options: Any) -> None:
     tokens = job.tokens(options["seeds"][0])
     if job.planned(tokens, passes=1):
         return
-    most = len(blocks(job.model)) * (2 if options["unit"] == "module" else 1)
+    depth = len(blocks(job.model))
+    if max(options["generate_layers"] or (0,)) >= depth:
+        raise InputError(f"--generate-layers: the model has layers 0 to {depth - 1}")
+    most = depth * (2 if options["unit"] == "module" else 1)
     counts = options["drop"] or tuple(n for n in (1, 2, 4, 8) if n < most)
     if not counts or max(counts) >= most:
         raise InputError(
@@ -130,7 +142,11 @@ def command(**options: Any) -> None:
             prompts = tokens[:2, : max(8, tokens.shape[1] // 3)]
             (step,) = map_blocks(
                 1,
-                lambda _: asdict(generation_profile(job.model, prompts, steps=options["generate"])),
+                lambda _: asdict(
+                    generation_profile(
+                        job.model, prompts, steps=options["generate"], layers=options["generate_layers"]
+                    )
+                ),
                 store=run.step,
                 name="generation",
             )

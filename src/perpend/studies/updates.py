@@ -113,9 +113,9 @@ class UpdatesStudy:
         name = NAMES[part].capitalize() if part != "mlp" else "MLP"
         line = (
             f"{name}: the ratio is largest in layer {survey.layers[most]} (mean over tokens "
-            f"{ratio[most]:.3f}, nine tokens in ten {low:.3f} to {high:.3f}; mean {trimmed[most]:.3f} without "
-            f"position 0 and the largest 1 % of tokens); {shrinking} of {len(alpha)} layers shrink the stream "
-            "on average (α < 0)."
+            f"{ratio[most]:.3f}, nine tokens in ten {low:.3f} to {high:.3f}; mean {trimmed[most]:.3f} "
+            f"without position 0 and the largest 1 % of tokens); {shrinking} of {len(alpha)} layers shrink "
+            "the stream on average (α < 0)."
         )
         return [line]
 
