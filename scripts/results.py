@@ -224,7 +224,7 @@ def _by_hand(path: Path, document: Mapping[str, Any]) -> str:
         f"[Summary](runs/{path.name}).",
         "",
         "```",
-        document["command"],
+        _command(document) if document.get("invocation") else document["command"],
         "```",
         "",
     ]

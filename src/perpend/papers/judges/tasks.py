@@ -17,6 +17,8 @@ def _paired(summary: Summary, edit: str) -> list[tuple[str, str, Mapping[str, An
 @judge("evaluate")
 def tasks_equal(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
     rows = [(t, n, r) for t, n, r in _paired(summary, args["edit"]) if r.get("unit") != "nats"]
+    if args.get("long"):  # tasks of a stated length are the long-context ones
+        rows = [(t, n, r) for t, n, r in rows if "@" in t]
     if not rows:
         return None
     statuses = {"equivalent": REPRODUCED, "different": REFUTED}
