@@ -6,11 +6,13 @@ python scripts/summarize_run.py RUN docs/runs/NAME.json ["the command line, wher
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+NUMBERS = re.compile(r"\[[\d\s,.eE+-]+\]")  # a list of numbers goes on one line
 KEPT = (
     "version",
     "command",
@@ -63,7 +65,7 @@ def main() -> None:
     if len(sys.argv) > 3:
         document["invocation"] = shlex.split(sys.argv[3])
     text = json.dumps(summary(document), indent=1, ensure_ascii=False)
-    target.write_text(text + "\n")
+    target.write_text(NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n")
 
 
 if __name__ == "__main__":
