@@ -169,6 +169,18 @@ def test_windows_and_predictions_are_read_as_their_verbs_write_them() -> None:
     assert (found.status, found.found) == (REFUTED, "scale-here: mixed (tau 0.3)")
 
 
+def test_a_training_run_without_a_sink_says_nothing_of_a_sinks_emergence() -> None:
+    def checkpoints(after: float, change: float) -> Summary:
+        ends = [{"checkpoint": "a", "sink_mass": 0.01}, {"checkpoint": "b", "sink_mass": after}]
+        collapse = {"from": "a", "to": "b", "total": -1.0, "share": 0.9, "dispersion_change": change}
+        return stored("checkpoints", {"checkpoints": ends, "collapse": collapse})
+
+    assert status("attention/content-flat", checkpoints(0.02, 0.1)).status == UNDERPOWERED
+    assert status("attention/content-flat", checkpoints(0.5, 0.1)).status == REPRODUCED
+    assert status("attention/content-flat", checkpoints(0.5, 0.6)).status == REFUTED
+    assert status("attention/collapse-is-sink", checkpoints(0.5, 0.6)).status == REPRODUCED
+
+
 def test_training_differences_carry_their_power() -> None:
     def train(mean: float, low: float, high: float) -> Summary:
         row = {"variant": "value-full", "against": "baseline", "budget": "tokens", "n": 3}

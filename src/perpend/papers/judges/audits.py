@@ -20,6 +20,8 @@ from perpend.papers.judges import (
 )
 from perpend.papers.measures import at
 
+EMERGENCE = 0.05  # a rise of the sink's share in training below this is no emergence
+
 
 @judge("audit")
 def aggregation(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
@@ -127,9 +129,11 @@ def clark_block(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
     ]
     keep = [row["jaccard"] for row in rows if row["policy"] == "keep"]
     drop = [row["jaccard"] for row in rows if row["policy"] == "drop"]
+    size = at(summary.results, "majority", "sep")
+    if summary.results.get("protocol") == "clark" and size is not None and not rows:
+        return Outcome(UNDERPOWERED, f"{size} heads with most of their signature on [SEP]: no block to find")
     if not keep or not drop:
         return None
-    size = at(summary.results, "majority", "sep")
     found = f"{size} heads on [SEP]; Jaccard {min(keep):.2f}–{max(keep):.2f} with the sink, "
     return either(min(keep) > max(drop), f"{found}{min(drop):.2f}–{max(drop):.2f} without")
 
@@ -151,6 +155,13 @@ def prediction(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
     return Outcome(status or UNDERPOWERED, told)
 
 
+def _sink_ends(summary: Summary) -> tuple[float, float] | tuple[None, None]:
+    """The mean sink share of the first checkpoint and of the one with the lowest entropy."""
+    rows = {row["checkpoint"]: row for row in at(summary.results, "checkpoints", default=[])}
+    ends = [at(rows, at(summary.results, "collapse", end), "sink_mass") for end in ("from", "to")]
+    return (None, None) if None in ends else (ends[0], ends[1])
+
+
 @judge("checkpoints")
 def content_flat(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
     collapse = at(summary.results, "collapse", default={})
@@ -158,7 +169,11 @@ def content_flat(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
     if change is None:
         return None
     low, high = at(collapse, "intervals", "dispersion_change", default=(None, None))
+    before, after = _sink_ends(summary)
     told = f"C_A⊥ changes by {change:+.1%}, H by {collapse['total']:+.3f} nats"
+    told += "" if before is None else f", the sink's share from {before:.3f} to {after:.3f}"
+    if before is not None and after - before < EMERGENCE:
+        return Outcome(UNDERPOWERED, f"{told}: no sink emerges in this training")
     return Outcome(equal(change, low, high, args["most"]), told) if low is not None else either(
         abs(change) <= args["most"], told
     )  # fmt: skip
@@ -172,6 +187,7 @@ def collapse_share(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
         return None
     low, high = at(collapse, "intervals", "share", default=(share, share))
     status = REPRODUCED if low > args["least"] else REFUTED if high < args["least"] else UNDERPOWERED
-    return Outcome(
-        status, f"share {share:.1%} [{low:.1%}, {high:.1%}] of a fall of {collapse['total']:+.3f} nats"
-    )
+    before, after = _sink_ends(summary)
+    told = f"share {share:.1%} [{low:.1%}, {high:.1%}] of a fall of {collapse['total']:+.3f} nats"
+    told += "" if before is None else f", the sink's share from {before:.3f} to {after:.3f}"
+    return Outcome(status, told)
