@@ -78,7 +78,9 @@ def test_a_folder_of_checkpoints(training: Path, tmp_path: Path) -> None:
     change, low, high = scored["numbers"]["relative change of C_A⊥"]
     assert low <= change <= high
     assert change == pytest.approx(found.results["collapse"]["dispersion_change"])
-    assert scored["outcome"] == "refuted"  # sharper queries: the content narrows
+    rose = scored["numbers"]["change of sink mass"][0] > 0
+    assert abs(change) > 0.2  # sharper queries: the content narrows
+    assert scored["outcome"] == ("refuted" if rose else "undefined")
     assert any("Predicted before measuring" in line for line in found.document["findings"])
     collapse = found.results["collapse"]
     assert (collapse["from"], collapse["to"]) == ("checkpoint-20", "checkpoint-400")

@@ -112,12 +112,11 @@ def test_predictions_are_written_first_and_none_is_dropped() -> None:
     assert told["scored"][0]["outcome"] == "confirmed"
     assert told["scored"][0]["rule"] == predictions.ENTROPY_FALLS.rule
     assert "Outcome: confirmed" in predictions.sentences(told)[0]
-    for bad in (
-        predictions.falls_flat(-1.0, 0.3, 0.57),
-        predictions.falls_flat(0.1, 0.3, 0.0),
-        predictions.falls_flat(-1.0, -0.1, 0.0),
-    ):
+    for bad in (predictions.falls_flat(-1.0, 0.3, 0.57), predictions.never_fell(0.3)):
         assert bad.outcome == "refuted"
+    for idle in (predictions.falls_flat(-1.0, -0.1, 0.0), predictions.never_fell(-0.1)):
+        assert idle.outcome == "undefined"  # no sink emerged: the premise is missing
+        assert "sink" in idle.why
     with pytest.raises(PerpendError, match="scored as"):
         predictions.told(written, [])
     outcomes = [predictions.by_order("x", tau, -1, {}, "").outcome for tau in (-1.0, -0.3, 0.0, 1.0, None)]

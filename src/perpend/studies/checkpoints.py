@@ -232,6 +232,7 @@ def checkpoint_study(
         scored = predictions.told(written, [_score(used, low, collapse)])
         results["predictions"] = scored
         findings += predictions.sentences(scored)
+        undefined |= {s["name"]: s["why"] for s in scored["scored"] if s["outcome"] == "undefined"}
     return CheckpointStudy(results, tables, findings, undefined)
 
 

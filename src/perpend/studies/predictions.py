@@ -77,8 +77,8 @@ ENTROPY_FALLS = Prediction(
     "entropy-falls-content-flat",
     "While the sink emerges in training, the row entropy H falls and the content's dispersion C_A⊥ stays "
     "approximately flat.",
-    f"from the first checkpoint to the minimum of H, H falls, the sink mass rises and C_A⊥ changes by "
-    f"{FLAT:.0%} at most",
+    f"from the first checkpoint to the minimum of H, the sink mass rises and C_A⊥ changes by {FLAT:.0%} at "
+    "most; undefined where the sink mass does not rise",
     "attention paper, Corollary 1, Section 5.3 (3)",
 )
 
@@ -186,7 +186,10 @@ def falls_flat(
         "change of sink mass": with_interval(sink, known.get("sink_mass")),
         "relative change of C_A⊥": with_interval(dispersion, known.get("dispersion_change")),
     }
-    good = total < 0 and sink > 0 and abs(dispersion) <= FLAT
+    if sink <= 0:
+        why = "the sink mass did not rise while the entropy fell, so there is no emergence to speak of"
+        return Score(ENTROPY_FALLS.name, "undefined", numbers, why)
+    good = total < 0 and abs(dispersion) <= FLAT
     return Score(ENTROPY_FALLS.name, "confirmed" if good else "refuted", numbers)
 
 
