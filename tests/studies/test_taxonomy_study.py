@@ -81,6 +81,9 @@ def test_summed_divergences_against_scipy_row_by_row() -> None:
     tokens = tiny.tokens(3, 10)
     sink, smoothing = (0, 9), 1e-3
     found = summed_jensen_shannon(model, tokens, sink, smoothing=smoothing, batch=2)
+    apart = summed_jensen_shannon(model, tokens, sink, smoothing=smoothing, batch=2, block=1)
+    np.testing.assert_allclose(apart.keep, found.keep, rtol=1e-6, atol=1e-9)
+    assert len({keep[0, 1] for keep, _ in apart.replicates(6)}) > 1  # resampled sequences differ
     model.set_attn_implementation("eager")
     with torch.no_grad():
         rows = torch.stack(model(tokens, output_attentions=True).attentions).double().numpy()

@@ -114,20 +114,27 @@ def _of_model(subject: str, options: dict[str, Any]) -> None:
             store=run.step,
             progress=job.progress,
         )
-        summed = None
+        many, seed = options["bootstrap"] if len(survey.blocks) > 1 else 0, options["seeds"][0]
+        summed, again = None, ()
         if options["summed"]:
             found = summed_jensen_shannon(
-                job.model, tokens, sink, batch=options["batch"], store=run.step, progress=job.progress
+                job.model,
+                tokens,
+                sink,
+                batch=options["batch"],
+                block=block_size(len(tokens), options["batch"]),
+                store=run.step,
+                progress=job.progress,
             )
-            summed = found.keep, found.drop
-        many = options["bootstrap"] if len(survey.blocks) > 1 else 0
+            summed, again = (found.keep, found.drop), found.replicates(many, seed)
         study = taxonomy_study(
             survey.signatures,
             sink,
             protocol,
             roles=roles,
             summed=summed,
-            replicates=survey.replicates(many, options["seeds"][0]),
+            replicates=survey.replicates(many, seed),
+            summed_replicates=again,
         )
         conventions = {
             "protocol": protocol.words if encoder else f"{protocol.words}; causal: rows of the main protocol",

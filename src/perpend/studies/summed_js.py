@@ -12,7 +12,7 @@ dropping the sink is the other paper's convention: its columns go and rows are r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,14 @@ class SummedJensenShannon:
     def drop(self) -> np.ndarray:
         return self.by_block.sum(0)[1]
 
+    def replicates(self, count: int = 100, seed: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(keep, drop) of resampled blocks of sequences; a seed draws as in a survey of as many blocks."""
+        generator, n = np.random.default_rng(seed), len(self.by_block)
+        for _ in range(count):
+            weights = np.bincount(generator.integers(0, n, n), minlength=n)
+            keep, drop = np.tensordot(weights, self.by_block, 1)
+            yield keep, drop
+
 
 def summed_jensen_shannon(
     model: nn.Module,
@@ -54,12 +62,14 @@ def summed_jensen_shannon(
     *,
     smoothing: float = SMOOTHING,
     batch: int = 8,
+    block: int = BLOCK,
     store: Store = direct,
     progress: Progress = silent,
 ) -> SummedJensenShannon:
     """Σ over rows of JS between every two heads, with and without the `sink` columns.
 
-    tokens: ids [n, T] of an encoder, every key visible to every query. Costs heads² · n · T² logarithms.
+    tokens: ids [n, T] of an encoder, every key visible to every query. block: sequences whose sums stay
+    apart, for resampling. Costs heads² · n · T² logarithms.
     Raises InputError for a causal model, padding, or a sink outside the keys.
     """
     if not 0 <= smoothing < 1:
@@ -79,9 +89,9 @@ def summed_jensen_shannon(
 
     def compute(index: int) -> dict[str, Tensor]:
         total: Tensor | None = None
-        last = min(len(tokens), (index + 1) * BLOCK)
+        last = min(len(tokens), (index + 1) * block)
         with torch.no_grad(), attach(model, collect):
-            for start in range(index * BLOCK, last, batch):
+            for start in range(index * block, last, batch):
                 seen.clear()
                 run(data.batch(start, min(last, start + batch))[0])
                 logits = torch.cat([rows for _, rows in sorted(seen, key=lambda one: one[0])], 1)
@@ -99,7 +109,7 @@ def summed_jensen_shannon(
         assert total is not None  # a block holds at least one sequence
         return {"sums": total.cpu()}
 
-    blocks = -(-len(tokens) // BLOCK)
+    blocks = -(-len(tokens) // block)
     with progress(total=len(tokens) * length, unit="tokens", description="summed JS") as advance:
         found = map_blocks(blocks, compute, store=store, name="summed-js")
     heads = tuple((site.index, head) for site in sites for head in range(site.heads))

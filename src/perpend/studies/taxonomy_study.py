@@ -13,6 +13,7 @@ Source: "Which Question Is Your Attention Metric Answering?", Section 5.3 (1), T
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -99,13 +100,15 @@ def taxonomy_study(
     roles: Mapping[str, Sequence[int]] | None = None,
     summed: tuple[np.ndarray, np.ndarray] | None = None,
     replicates: Iterable[np.ndarray] = (),
+    summed_replicates: Iterable[tuple[np.ndarray, np.ndarray]] = (),
 ) -> TaxonomyStudy:
     """Clusters of heads under both conventions, and the blocks of heads that attend to each role.
 
     log_signatures (layers, heads, keys): log-probabilities; heads without one (NaN) are left out. roles: name
     → keys; a head belongs to a role's block where these keys hold more than half of its signature. summed:
     (keep, drop) of `summed_jensen_shannon`, (heads, heads) in the same order, as a further metric.
-    replicates: signatures of resampled text, for 95 % intervals (quantiles over replicates).
+    replicates, summed_replicates: signatures and summed divergences of resampled text, for 95 % intervals
+    (quantiles over replicates); as many of one as of the other.
 
     Raises InputError with fewer heads than the smallest K, PerpendError where d_A⊥ is not the same entrywise.
     """
@@ -128,7 +131,10 @@ def taxonomy_study(
     shares = {name: np.exp(rows[:, list(keys)]).sum(1) for name, keys in (roles or {}).items()}
     blocks = {name: share > 0.5 for name, share in shares.items()}
     found, undefined = _blocks(pairs, blocks, protocol)
-    drawn = [_replicate(each[defined], sink, shares, roles or {}, protocol) for each in replicates]
+    drawn = [
+        _replicate(each[defined], sink, roles or {}, protocol, other)
+        for each, other in itertools.zip_longest(replicates, summed_replicates)
+    ]
     results: dict[str, Any] = {
         "protocol": protocol.name,
         "heads": len(index),
@@ -216,14 +222,17 @@ def _blocks(
 def _replicate(
     rows: np.ndarray,
     sink: Sequence[int],
-    shares: Mapping[str, np.ndarray],
     roles: Mapping[str, Sequence[int]],
     protocol: Protocol,
+    summed: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> dict[tuple[Any, ...], float]:
     """The ARI and Jaccard indices of one resample of the text, by what they are of."""
     found: dict[tuple[Any, ...], float] = {}
-    blocks = {name: np.exp(rows[:, list(roles[name])]).sum(1) > 0.5 for name in shares}
-    for metric, pair in matrices(rows, sink, taxonomy.METRICS).items():
+    blocks = {name: np.exp(rows[:, list(keys)]).sum(1) > 0.5 for name, keys in roles.items()}
+    pairs = dict(matrices(rows, sink, taxonomy.METRICS))
+    if summed is not None:
+        pairs["summed_jensen_shannon"] = summed
+    for metric, pair in pairs.items():
         trees = [taxonomy.merges(distances, protocol.linkage) for distances in pair]
         values = []
         for k in protocol.clusters:
