@@ -212,6 +212,50 @@ def _train(path: Path, document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _asked(request: Mapping[str, Any]) -> str:
+    """The options of `perpend edit` that decide its cells, as they were typed."""
+    words = [f"--{name} {','.join(f'{x:g}' for x in request[name])}" for name in ("parallel", "perpendicular")
+             if request.get(name)]  # fmt: skip
+    words += [f"--site {site}" for site in request.get("sites") or ()]
+    words += [f"--reference {name}" for name in request.get("references") or ()]
+    if request.get("controls_at"):
+        words.append(f"--controls-at {','.join(f'{x:g}' for x in request['controls_at'])}")
+    flags = ("grid", "controls", "basin", "audit", "gradient", "head_sensitivity")
+    words += [f"--{flag.replace('_', '-')}" for flag in flags if request.get(flag)]
+    return "".join(f" {word}" for word in words)
+
+
+def _edit(path: Path, document: Mapping[str, Any]) -> str:
+    """Edits beside their controls, a row a site and scale; single heads and slopes where a run has them."""
+    results = document["results"]
+    command = _command(document)
+    lines = [
+        line.replace(command, command + _asked(document["request"])) for line in _heading(path, document)
+    ]
+    cells = [cell for cell in results.get("cells", []) if cell.get("change_low") is not None]
+    keys = ("site", "reference", "parallel", "perpendicular")
+    rows = []
+    for cell in (cell for cell in cells if cell.get("control") is None):
+        same = {c["control"]: c["change"] for c in cells if all(c.get(k) == cell.get(k) for k in keys)}
+        rows.append(
+            [
+                *(cell.get(name) for name in keys),
+                f"{cell['change']:+.3f} ({cell['change_low']:+.3f} to {cell['change_high']:+.3f})",
+                *(f"{same[k]:+.3f}" if k in same else None for k in ("random", "shuffled", "opposite")),
+                *(cell.get(name) for name in ("perplexity", "word_perplexity", "kl", "top1_agreement")),
+            ]
+        )
+    if rows:
+        columns = ["site", "reference", "s∥", "s⊥", "change of the loss (95 %)"]
+        columns += ["random", "shuffled", "opposite", "perplexity", "per word", "KL", "top-1"]
+        lines += table(columns, rows)
+    layers = results.get("heads", {}).get("layers", [])
+    if layers:
+        names = ["layer", "joint", "smallest", "largest", "sum_of_sizes", "signed_sum", "interaction"]
+        lines += table(names, [[row.get(name) for name in names] for row in layers])
+    return "\n".join(lines)
+
+
 def _plain(path: Path, document: Mapping[str, Any]) -> str:
     return "\n".join(_heading(path, document))
 
@@ -247,6 +291,7 @@ _SECTIONS = {
     "prune": _prune,
     "updates": _updates,
     "compress": _plain,
+    "edit": _edit,
     "evaluate": _evaluate,
     "train": _train,
     "verify": _plain,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from perpend.commands._edit_study_figures import figures as studies
@@ -14,6 +15,10 @@ from perpend.report.figure import Figure
 def figures(run: Any) -> list[Figure]:
     """Changes by edit and control, curves over each scale, the loss over the grid; then the other studies."""
     found = _sweep(run.tables["cells"]) if "cells" in run.tables else []
+    if (
+        "positions" in run.tables and "kl" in run.tables["positions"]
+    ):  # runs of old had losses alone, one a column
+        found += _positions(run.tables["positions"], run.tables["cells"])
     return found + studies(run)
 
 
@@ -73,6 +78,48 @@ def _sweep(cells: pd.DataFrame) -> list[Figure]:
     if len(grid):
         found.append(_surfaces(grid))
     return found
+
+
+SHOWN = 8  # lines a reader can tell apart
+
+
+def _positions(positions: pd.DataFrame, cells: pd.DataFrame) -> list[Figure]:
+    """KL along the sequence, in stretches that double; the farthest edits where there are many."""
+    edits = cells.reset_index(drop=True)
+    edits = edits[(edits["site"] != "unedited") & edits["control"].isna()]
+    far = (edits["parallel"].map(_number) - 1).abs() + (edits["perpendicular"].map(_number) - 1).abs()
+    removal = (edits["perpendicular"].map(_number) != 1.0).astype(
+        int
+    )  # parallel edits before perpendicular ones
+    first = edits.assign(far=-far.fillna(0.0), removal=removal).sort_values(["removal", "far"]).index[:SHOWN]
+    own = positions[positions["cell"].isin(list(first))]
+    if not len(own):
+        return []
+    start = 2 ** np.floor(np.log2(own["token"])).astype(int)
+    means = own.assign(token=start).groupby(["edit", "token"], sort=False, as_index=False)
+    means = means[["loss", "kl", "top1_agreement"]].mean()
+    return [
+        Figure(
+            "Along the sequence",
+            "Does an edit do more where there is more context?",
+            charts.profile(
+                means,
+                "kl",
+                x="token",
+                series="edit",
+                label="KL from the unedited model (nats)",
+                x_label="first token of the stretch",
+                log_x=True,
+            ),
+            means,
+            "Means over sequences and over stretches that double in length. Every token by itself is in "
+            "positions.csv.",
+        )
+    ]
+
+
+def _number(scale: object) -> float:
+    return float(scale) if isinstance(scale, (int, float)) else float("nan")
 
 
 def _surfaces(grid: pd.DataFrame) -> Figure:
