@@ -80,6 +80,11 @@ def test_the_papers_own_contradictions_are_listed_with_both_sentences() -> None:
     assert all(len(quotes) == 2 for quotes in found.values())
 
 
+def test_quotations_are_shown_without_typesetting() -> None:
+    row = "| ViT-B/16 | $22.4{\\scriptstyle\\pm 0.1}$% | $\\rho\\geq 0.96$ |"
+    assert claims.readable(row) == "ViT-B/16 · 22.4 ± 0.1% · ρ≥ 0.96"
+
+
 def test_a_claim_about_every_model_falls_with_one() -> None:
     assert overall([REPRODUCED, REFUTED], "every") == REFUTED
     assert overall([REPRODUCED, UNDERPOWERED], "every") == UNDERPOWERED

@@ -12,6 +12,7 @@ machines are out of reach say why.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -222,7 +223,7 @@ def markdown(judged_claims: Sequence[Judged]) -> list[str]:
     for one in judged_claims:
         if one.claim.quotes:
             lines += [f"- **{one.claim.statement}** ({PAPERS[one.claim.paper]}, {one.claim.place})"]
-            lines += [f"    - “{_escaped(quote)}”" for quote in one.claim.quotes]
+            lines += [f"    - “{_escaped(readable(quote))}”" for quote in one.claim.quotes]
             lines += [f"    - Here: {_escaped(one.found)}"] if one.found else []
     return [*lines, ""]
 
@@ -235,6 +236,25 @@ def _cells(one: Judged) -> list[str]:
     made = f"`{one.command}`" if one.command else ""
     made += f"<br>{_escaped(claim.fields)}" if claim.fields else ""
     return [_escaped(claim.statement), claim.place, f"**{one.status}**", found or "–", made or "–"]
+
+
+_SIGNS = {
+    r"d_{A}^{\perp}": "d_A⊥",
+    r"\rho": "ρ",
+    r"\geq": "≥",
+    r"\pm": "±",
+    r"\to": "→",
+    r"\%": "%",
+    "$": "",
+}
+
+
+def readable(quote: str) -> str:
+    """A sentence or a table's row of a paper without its typesetting marks."""
+    quote = re.sub(r"\{\\scriptstyle\\pm ([\d.]+)\}", r" ± \1", quote)
+    for sign, said in _SIGNS.items():
+        quote = quote.replace(sign, said)
+    return " · ".join(part.strip() for part in quote.strip("| ").split(" | "))
 
 
 def _escaped(text: str) -> str:
