@@ -87,9 +87,10 @@ def _section(name: str) -> str:
 
 
 def _record(param: click.Parameter, context: click.Context) -> tuple[str, str] | None:
-    if isinstance(param, click.Argument):
+    if isinstance(param, click.Argument):  # what ARGUMENTS lacks, the verb's own prose explains
+        told = ARGUMENTS.get(param.name or "")
         name = param.human_readable_name.upper()
-        return name if param.required else f"[{name}]", ARGUMENTS.get(param.name or "", "")
+        return (name if param.required else f"[{name}]", told) if told else None
     return param.get_help_record(context)
 
 

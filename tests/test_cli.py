@@ -105,6 +105,16 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert "Read what a transformer computes" in done[0].stdout
 
 
+def test_help_says_of_every_verb_what_it_does_in_a_whole_sentence() -> None:
+    with click.Context(cli.verbs, info_name="perpend", terminal_width=80) as ctx:
+        text = " ".join(cli.verbs.get_help(ctx).split())
+    for name in cli.verbs.list_commands(None):
+        command = cli.verbs.get_command(None, name)
+        assert command is not None
+        assert f"{name} {' '.join(command.get_short_help_str(1000).split())}" in text
+    assert "..." not in text
+
+
 @pytest.mark.parametrize("name", cli.verbs.list_commands(None))
 def test_every_verb_has_an_example_first_and_a_figure_maker(name: str) -> None:
     command = cli.verbs.get_command(None, name)
@@ -315,6 +325,13 @@ def test_the_reference_in_the_docs_is_current() -> None:
     script = Path(__file__).resolve().parent.parent / "scripts" / "command_line.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_reference_explains_every_row_of_its_tables() -> None:
+    page = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"
+    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    assert len(rows) > 100
+    assert [row for row in rows if row.replace(" ", "").endswith("||")] == []
 
 
 def test_quiet_ends_with_the_verb(fakes: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,12 @@ class Verbs(click.Group):
             raise RuntimeError(f"{module.__name__} has no click command named 'command'")
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Every verb with its whole sentence, which click would cut to one line."""
+        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, verb.get_short_help_str(200)) for name, verb in found if verb])
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
