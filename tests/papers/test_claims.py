@@ -169,9 +169,18 @@ def test_windows_and_predictions_are_read_as_their_verbs_write_them() -> None:
     assert status("attention/windows", run_).status == REFUTED  # it moves by 5 points
     assert status("attention/windows-retain", run_).status == REPRODUCED
     assert status("attention/windows-agree", run_).status == REPRODUCED
-    scored = [{"name": "sink-rises-with-size", "outcome": "mixed", "numbers": {"tau": 0.3}, "why": ""}]
-    found = status("attention/scale-sink", stored("scale", {"predictions": {"scored": scored}}))
-    assert (found.status, found.found) == (REFUTED, "scale-here: mixed (tau 0.3)")
+
+    def scale(outcome: str, **numbers) -> Judged:
+        row = {"name": "sink-rises-with-size", "outcome": outcome, "numbers": numbers, "why": ""}
+        return status("attention/scale-sink", stored("scale", {"predictions": {"scored": [row]}}))
+
+    assert (scale("mixed", tau=0.3).status, scale("mixed", tau=0.3).found) == (
+        REFUTED,
+        "scale-here: mixed (tau 0.3)",
+    )
+    assert scale("confirmed", pairs=6, tau=1.0).status == REPRODUCED
+    assert scale("confirmed", pairs=3, tau=1.0).status == UNDERPOWERED  # three models: 1 of 6 by chance
+    assert scale("mixed", pairs=3, scope="over all models, of different families").status == UNDERPOWERED
 
 
 def test_a_training_run_without_a_sink_says_nothing_of_a_sinks_emergence() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from perpend.papers.judges import (
 )
 from perpend.papers.measures import at
 
+FEWEST_IN_ORDER = 4  # models whose order has a chance below 5 %: 1/4! is, 1/3! is not
 EMERGENCE = 0.05  # a rise of the sink's share in training below this is no emergence
 
 
@@ -149,9 +151,17 @@ def prediction(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
         for key, value in row["numbers"].items()
         if isinstance(value, (int, float))
     )
+    told = f"{row['outcome']} ({row['why'] or numbers})" if row["why"] or numbers else row["outcome"]
+    if "different families" in str(row["numbers"].get("scope", "")):
+        return Outcome(
+            UNDERPOWERED, f"{told}; models of different families, and the claim is of one family's"
+        )
     # Rising in some pairs and falling in others is no rise.
     status = {"confirmed": REPRODUCED, "refuted": REFUTED, "mixed": REFUTED}.get(row["outcome"])
-    told = f"{row['outcome']} ({row['why'] or numbers})" if row["why"] or numbers else row["outcome"]
+    count = row["numbers"].get("models") or round((1 + math.sqrt(1 + 8 * row["numbers"].get("pairs", 0))) / 2)
+    if status == REPRODUCED and 1 < count < FEWEST_IN_ORDER:
+        return Outcome(UNDERPOWERED, f"{told}; {count} models fall into one order by chance in 1 of "
+                       f"{math.factorial(count)}")  # fmt: skip
     return Outcome(status or UNDERPOWERED, told)
 
 
