@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -21,23 +22,12 @@ from perpend.studies import pruning
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A tiny Llama with a tokenizer of single bytes, and a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", *letters])}
-    own = Tokenizer(models.BPE(vocab=words, merges=[]))
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    own.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=own, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=256
-    )
-    torch.manual_seed(0)
-    config = LlamaConfig(**{**tiny._SMALL, "vocab_size": len(words)}, initializer_range=0.3)
+    """A tiny Llama with a tokenizer of single bytes, a text and a task."""
     folder = tmp_path_factory.mktemp("prune")
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    tiny.save_llama(folder / "model")
+    lines = [{"goal": "Carry water", "sol1": "use a pail", "sol2": "use a net", "label": 0}] * 3
+    (folder / "tasks").mkdir()
+    (folder / "tasks" / "piqa.jsonl").write_text("\n".join(map(json.dumps, lines)))
     generator = np.random.default_rng(0)
     lines = [" ".join(generator.choice(["stream", "head", "sink", "row", "adds"], 9)) for _ in range(200)]
     (folder / "text.txt").write_text(".\n".join(lines))
@@ -109,6 +99,7 @@ def test_masks_say_what_they_are_and_which_kv_heads_nothing_reads(folder, tmp_pa
     assert len(list((out / "masks").glob("*.json"))) == 9
     for row in finished.results["sets"]:
         mask = json.loads((out / row["file"]).read_text())
+        assert finished.document["files"][row["file"]] == sha256((out / row["file"]).read_bytes()).hexdigest()
         heads = {tuple(head) for head in mask["heads"]}
         assert len(heads) == row["heads"]
         # four query heads read two KV heads
@@ -315,3 +306,19 @@ def test_verify_of_an_image_model_from_the_command_line(pictures, tmp_path, caps
     checks = Run.open(tmp_path / "run").results["checks"]
     assert checks["stream adds up"]["status"] == "ok"
     assert checks["padded = unpadded"]["status"] == "skipped"
+
+
+def test_tasks_are_scored_without_the_heads_of_the_best_sets(folder, tmp_path, capsys):
+    out = tmp_path / "run"
+    asked = ["--tasks", "piqa", "--tasks-data", str(folder / "tasks"), "--criterion", "js_l1", "--no-weights"]
+    arguments = words(folder, out, "--sparsity", "0.2", "--sparsity", "0.4", "--seed", "0", *asked)
+    assert run(arguments) == 0, capsys.readouterr().err
+    results = Run.open(out).results
+    assert list(results["tasks"]) == ["unpruned", "js_l1 20%", "js_l1 40%"]
+    heads = read_heads(out / "masks" / "js_l1-40-seed0.json")
+    model, tokenizer = perpend.load(folder / "model")
+    with perpend.ablate(model, heads):
+        own = perpend.evaluate(model, tokenizer, "piqa", data=folder / "tasks")
+    row = results["comparison"]["js_l1 40%"]["tasks"]["piqa"]["gold log-likelihood"]
+    assert row["other"] == pytest.approx(np.mean(own["piqa"].items["gold_ll"]), abs=1e-4)
+    assert row["difference"] != 0
