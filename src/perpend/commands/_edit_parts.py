@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from perpend.errors import InputError
@@ -86,11 +87,8 @@ def studies(
 
 def score(tasks: Tasks, job: Job, cells: Sequence[Cell]) -> None:
     """Scores the model as it is and under every edit of the sweep, controls apart."""
-    tasks.score("unedited")
-    for cell in cells:
-        if cell.control is None:
-            with cell.applied(job.model):
-                tasks.score(cell.name)
+    edited = {c.name: (lambda c=c: c.applied(job.model)) for c in cells if c.control is None}
+    tasks.each({"unedited": nullcontext, **edited})
 
 
 def with_words(job: Job, tokens: Tensor) -> Windows:

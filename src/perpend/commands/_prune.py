@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from contextlib import nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from perpend.commands._prune_inputs import Inputs
+from perpend.commands._tasks import Tasks
 from perpend.errors import InputError
 from perpend.job import Job
 from perpend.models.attention import attention_sites
@@ -54,6 +56,8 @@ class Prune:
         check_criteria(self.criteria)
         if self.options["save_to"]:
             check_free(self.options["save_to"])
+        if self.options["tasks"] and not self.inputs.language:
+            raise InputError("--tasks needs a language model: image models and encoders answer none")
         total = sum(site.heads for site in attention_sites(self.job.model))
         for sparsity in self.sparsities if self.criteria else ():
             if not 1 <= round(sparsity * total) < total:
@@ -108,6 +112,8 @@ class Prune:
             )
             records, results, findings = self._judge(losses, by_seed, prediction, weighted, rivals)
             sets = self._sets(run, by_seed)
+            tasks = self._score(run, losses, records, by_seed)
+            scores = tasks.tables()
             saved = self._save(losses, records, by_seed)
             run.table("cells", pd.DataFrame(records))
             run.table("sets", pd.DataFrame(sets))
@@ -120,6 +126,7 @@ class Prune:
             run.finish(
                 results={
                     **results,
+                    **(tasks.results if tasks else {}),
                     "sets": sets,
                     "stability": stable,
                     "evaluations": len({(s["criterion"], s["sparsity"], s["seed"]) for s in sets}),
@@ -137,15 +144,17 @@ class Prune:
                     "sd": "population, over seeds",
                     "interval": "95 %, sequences or images resampled, of the first seed's set",
                     "regime_rule": CAVEAT if self.inputs.language else "speaks of language models only",
+                    **(tasks.conventions if tasks else {}),
                 },
                 findings=[
                     *findings,
                     *self.inputs.remarks,
                     *_unread(sets, attention_sites(job.model)),
+                    *tasks.findings,
                     *_said(saved),
                 ],
             )
-        job.answer(run, *self._shown(losses, records))
+        job.answer(run, *self._shown(losses, records), *scores)
 
     def _survey(self, run: Any, seed: int, chosen: Any) -> Any:
         from perpend.surveys.attention import survey_attention
@@ -239,6 +248,20 @@ class Prune:
                 )
         return records
 
+    def _score(self, run: Any, losses: Any, records: Any, by_seed: dict[int, list[PruneSet]]) -> Tasks:
+        """Task scores of the unpruned model, and of the best set of each sparsity."""
+        from perpend.models.ablate import ablate
+
+        tasks = Tasks(self.job, run)
+        conditions: dict[str, Any] = {"unpruned": nullcontext}
+        if tasks:
+            for sparsity in sorted({r["sparsity"] for r in records}):
+                chosen = _best(losses, records, by_seed, sparsity)
+                name = f"{chosen.criterion} {sparsity:.0%}"
+                conditions[name] = partial(ablate, self.job.model, chosen.heads)
+            tasks.each(conditions)
+        return tasks
+
     def _save(
         self, losses: Any, records: list[dict[str, Any]], by_seed: dict[int, list[PruneSet]]
     ) -> dict[str, Any] | None:
@@ -248,11 +271,7 @@ class Prune:
         from perpend.models.prune import save_pruned
 
         measure = "perplexity" if isinstance(losses, SetLosses) else losses.measure
-        sign = 1 if measure == "perplexity" else -1
-        wanted = [r for r in records if not r["criterion"].startswith("random")] or records
-        best = min(wanted, key=lambda r: (-r["sparsity"], sign * r[measure]))
-        first = next(iter(by_seed.values()))
-        chosen = next(s for s in first if (s.criterion, s.sparsity) == (best["criterion"], best["sparsity"]))
+        chosen = _best(losses, records, by_seed, max(r["sparsity"] for r in records))
         report = save_pruned(
             self.job.model, self.job.tokenizer, chosen.heads, self.options["save_to"], self.inputs.judged
         )
@@ -281,6 +300,18 @@ class Prune:
         shown = shown[["criterion", "sparsity", *numbers, "shortfall"]].copy()
         shown[numbers] = shown[numbers].astype(float).round(3)
         return [(title, shown)]
+
+
+def _best(
+    losses: Any, records: list[dict[str, Any]], by_seed: dict[int, list[PruneSet]], sparsity: float
+) -> PruneSet:
+    """The set that costs least at a sparsity, random draws apart, as the first seed has it."""
+    measure, sign = ("perplexity", 1) if isinstance(losses, SetLosses) else (losses.measure, -1)
+    there = [r for r in records if r["sparsity"] == sparsity]
+    wanted = [r for r in there if not r["criterion"].startswith("random")] or there
+    best = min(wanted, key=lambda r: sign * r[measure])
+    first = next(iter(by_seed.values()))
+    return next(s for s in first if (s.criterion, s.sparsity) == (best["criterion"], sparsity))
 
 
 def _by_layer(chosen: PruneSet) -> dict[int, list[int]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from perpend import distributed
 from perpend.evaluation.options import task_options
 from perpend.evaluation.paired import MARGIN, MARGIN_NATS, Comparison, compare
 from perpend.evaluation.result import Evaluation, TaskScores
@@ -31,6 +33,7 @@ class Tasks:
     tasks = Tasks(job, run)
     tasks.score("unedited")                       # the first condition is what the others are paired with
     with perpend.edit(...): tasks.score("edited")
+    tasks.each({"unedited": nullcontext, "edited": lambda: perpend.edit(...)})        # the same
     run.finish({**tasks.results}, conventions=tasks.conventions, findings=tasks.findings)
 
     margin: of scores (0.005 is half a point); margin_nats: of the right answer's log-likelihood.
@@ -42,7 +45,7 @@ class Tasks:
         from perpend.evaluation.suite import expand
 
         self.job, self.run = job, run
-        self.margins = {"margin": margin, "margin_nats": margin_nats}
+        self.margin, self.margin_nats = margin, margin_nats
         self.asked = task_options(job.options)
         self.names = expand(self.asked["tasks"]) if self.asked["tasks"] else []
         self.evaluations: dict[str, Evaluation] = {}
@@ -60,6 +63,16 @@ class Tasks:
         own = model or (lambda: self.job.model)
         self.evaluations[condition] = Evaluation(tuple(self._steps(condition, own)), kept)
         return self.evaluations[condition]
+
+    def each(self, conditions: Mapping[str, Callable[[], AbstractContextManager[Any]]]) -> None:
+        """Scores the job's model within each context; several processes divide the conditions."""
+        names = list(conditions)
+
+        def compute(index: int) -> Evaluation:
+            with conditions[names[index]]():
+                return self.score(names[index])
+
+        self.evaluations = dict(zip(names, distributed.map_blocks(len(names), compute)))
 
     def _steps(self, condition: str, model: Callable[[], Any]) -> Iterator[TaskScores]:
         from perpend.evaluation.ruler import names as generated
@@ -84,7 +97,12 @@ class Tasks:
     def comparisons(self) -> dict[str, Comparison]:
         """Every condition but the first, paired item by item with the first."""
         others = list(self.evaluations.items())[1:]
-        return {name: compare(self.base, other, **self.margins) for name, other in others} if self else {}
+        if not self:
+            return {}
+        return {
+            name: compare(self.base, other, margin=self.margin, margin_nats=self.margin_nats)
+            for name, other in others
+        }
 
     @property
     def results(self) -> dict[str, Any]:
@@ -96,8 +114,8 @@ class Tasks:
 
     @property
     def conventions(self) -> dict[str, str]:
-        margin, nats = self.margins["margin"], self.margins["margin_nats"]
-        words = f"90 % interval of the paired difference within ±{100 * margin:g} points (±{nats:g} nats)"
+        within = f"±{100 * self.margin:g} points (±{self.margin_nats:g} nats)"
+        words = f"90 % interval of the paired difference within {within}"
         return {**CONVENTIONS, "equivalent": words}
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -104,9 +105,12 @@ class Evaluate:
         with job.run(**self.asked) as run:
             tasks = Tasks(job, run, **margins)
             losses: dict[str, dict[str, Any]] = {}
+            if tasks:
+                tasks.each(
+                    {name: partial(all_edits, job.model, one) for name, one in self.conditions.items()}
+                )
             for condition, edits in self.conditions.items():
                 with all_edits(job.model, edits):
-                    tasks.score(condition)
                     losses[condition] = self._losses()
             changes = {
                 condition: {kind: paired(losses["unedited"][kind].nll, one.nll) for kind, one in own.items()}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perpend.evaluation.options import add_tasks
 from perpend.options import (
     image_options,
     model_options,
@@ -77,6 +78,7 @@ CONTEXT = 512
 @click.option(
     "--weights/--no-weights", default=True, help="Also fit the weighted family d_λ at one sparsity."
 )
+@add_tasks
 @click.option("--save", "save_to", metavar="DIR", help="Write the model without the best set's heads there.")
 @seed_options((0, 1, 2))
 @run_options
@@ -86,7 +88,8 @@ def command(**options: Any) -> None:
     Heads are chosen on signatures of --text and judged on other text, paired with the unpruned model on the
     same tokens. What the regime rule predicts is written to the run before anything is evaluated. Layers
     that two sets share are run once. Image models (--images) and encoders have no perplexity: they are held
-    against the unpruned model by top-1 agreement, or by their embedding where they have no head. With --save
+    against the unpruned model by top-1 agreement, or by their embedding where they have no head. --tasks
+    scores the unpruned model and the best set of each sparsity, and pairs them item by item. With --save
     the heads of the best set at the highest sparsity are removed and the model is written as plain
     transformers loads it, with the perplexity after loading in the result.
     """
@@ -101,5 +104,6 @@ def command(**options: Any) -> None:
 def figures(run: Any) -> list[Figure]:
     """The figures of a run of `perpend prune`."""
     from perpend.commands._prune_figures import figures as made
+    from perpend.commands._tasks import figures as scored
 
-    return made(run)
+    return [*made(run), *scored(run)]
