@@ -80,18 +80,20 @@ def _sweep(cells: pd.DataFrame) -> list[Figure]:
     return found
 
 
-SHOWN = 8  # lines a reader can tell apart
+SHOWN = 5  # lines in colours of their own
 
 
 def _positions(positions: pd.DataFrame, cells: pd.DataFrame) -> list[Figure]:
     """KL along the sequence, in stretches that double; the farthest edits where there are many."""
     edits = cells.reset_index(drop=True)
     edits = edits[(edits["site"] != "unedited") & edits["control"].isna()]
-    far = (edits["parallel"].map(_number) - 1).abs() + (edits["perpendicular"].map(_number) - 1).abs()
-    removal = (edits["perpendicular"].map(_number) != 1.0).astype(
-        int
-    )  # parallel edits before perpendicular ones
-    first = edits.assign(far=-far.fillna(0.0), removal=removal).sort_values(["removal", "far"]).index[:SHOWN]
+    scales = [edits[name].map(_number) for name in ("parallel", "perpendicular")]
+    edits = edits.assign(
+        across=scales[1] != 1.0,  # parallel edits first, the farthest of each site
+        near=-sum((scale - 1).abs() for scale in scales).fillna(0.0),
+    ).sort_values(["across", "near"], kind="stable")
+    turn = edits.groupby(["site", "reference"], dropna=False).cumcount()
+    first = edits.assign(turn=turn).sort_values("turn", kind="stable").index[:SHOWN]
     own = positions[positions["cell"].isin(list(first))]
     if not len(own):
         return []
