@@ -51,8 +51,8 @@ def command(
     Without ITEM: each item's question, what it needs, whether the paper's text carries its values, and
     whether this machine has what it needs. With ITEM its commands run once a model, and printed and measured
     values are shown side by side with the measured one's interval; a report beside the runs draws it. A model
-    that fails is told, and the others go on. Words after `--` are added to the command, as `--
-    --sequences 100`.
+    that fails is told, and the others go on. Words after `--` join the command and replace its options, as
+    `-- --sequences 100`. With --claims, ITEM may be attention or directional.
     """
     from perpend.errors import InputError
     from perpend.papers.protocol import Named, catalog, find
@@ -185,6 +185,9 @@ def _cost(step: Any, words: list[str], folder: Path, own: Any, measure: Any) -> 
         return {"forward_passes": None, "by": "perpend train … --plan --gpus 8xH100"}
     if step.verb == "checkpoints":
         return {"forward_passes": None, "by": "perpend checkpoints … --plan"}
+    from perpend.progress import note
+
+    note(f"measuring what `perpend {' '.join(words)}` costs")
     return measure(words)
 
 
