@@ -173,17 +173,17 @@ def step(
     v = 0 adds nothing. Few operations and no reshaped copies: each costs more than its arithmetic here.
     """
     batch, kv, seen, width = value.shape
-    heads, last = query.shape[1], seen - 1
-    groups = heads // kv
-    v = value.narrow(2, last, 1)  # [B, H_kv, 1, d_v]
-    o = output.view(batch, kv, groups, width)
+    heads, last, rows = query.shape[1], seen - 1, batch * kv
+    v = value.select(2, last).reshape(rows, 1, width)
+    o = output.reshape(rows, -1, width)  # [B H_kv, groups, d_v]
     dot = (o * v).sum(-1, True)
     square = (v * v).sum(-1, True).clamp_(min=_TINY[v.dtype])
     if lse is None:
         weight = dot.div_(square).mul_(parallel - 1.0)
     else:
-        logit = (query.view(batch, kv, groups, -1) * key.narrow(2, last, 1)).sum(-1, True).mul_(scale)
-        weight = logit.sub_(lse.view(batch, kv, groups, 1)).exp_()  # A_tt
+        q, k = query.reshape(rows, heads // kv, -1), key.select(2, last).reshape(rows, -1, 1)
+        lse = lse.reshape(rows, -1, 1)
+        weight = torch.baddbmm(lse, q, k, beta=-1.0, alpha=scale).exp_()  # A_tt = exp(scale q·k - lse)
         weight.addcdiv_(dot, square, value=-1)
         if parallel != 0.0:
             weight.mul_(1.0 - parallel)
