@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pandas as pd
 import pytest
 import torch
@@ -123,6 +124,23 @@ def test_durations_are_read_by_people(seconds: float, told: str) -> None:
 )
 def test_lists_of_seeds(text: str, seeds: tuple[int, ...]) -> None:
     assert Seeds().convert(text, None, None) == seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("0-99999999999", "largest"),  # refused before it is made
+        ("0-1000", "more than 1000"),
+        ("0-600,700-1200", "more than 1000"),
+        (str(2**64), "largest"),  # no generator takes it
+        ("5-3", "names none"),
+        ("-1", "list of seeds"),
+        ("²", "list of seeds"),
+    ],
+)
+def test_lists_of_seeds_that_cannot_be(text: str, told: str) -> None:
+    with pytest.raises(click.BadParameter, match=told):
+        Seeds().convert(text, None, None)
 
 
 def test_gaps_and_titles_in_tables() -> None:

@@ -64,9 +64,12 @@ class Seeds(click.ParamType):
             first, dash, last = part.strip().partition("-")
             if not first.isdecimal() or (dash and not last.isdecimal()):
                 self.fail(f"{value!r} is no list of seeds; write 0 or 0,1,2 or 0-4", param, ctx)
-            seeds += range(int(first), int(last if dash else first) + 1)
-            if len(seeds) > 1000:
+            low, high = int(first), int(last if dash else first)
+            if high >= 2**32:
+                self.fail(f"{value!r} has a seed above {2**32 - 1}, the largest", param, ctx)
+            if len(seeds) + high - low >= 1000:
                 self.fail(f"{value!r} is more than 1000 seeds", param, ctx)
+            seeds += range(low, high + 1)
         if not seeds or len(set(seeds)) != len(seeds):
             self.fail(f"{value!r} repeats a seed or names none", param, ctx)
         return tuple(seeds)
@@ -192,9 +195,8 @@ def row_options(function: F) -> F:
         click.option(
             "--window",
             type=click.IntRange(2),
-            default=64,
-            show_default=True,
-            help="Keys kept: rows are re-closed on the first WINDOW positions, from queries after them.",
+            help="Keys kept: rows are re-closed on the first WINDOW positions, from queries after them.  "
+            "[default: 64; all keys in an encoder or an image model]",
         ),
         click.option(
             "--sink",

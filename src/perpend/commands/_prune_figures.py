@@ -85,7 +85,7 @@ def _where(removed: pd.DataFrame, sets: pd.DataFrame) -> Figure:
         "What each criterion removes",
         "In which layers do the removed heads sit?",
         named,
-        sets.fillna({"unused_kv_heads": ""}),
+        sets.assign(unused_kv_heads=sets["unused_kv_heads"].astype(object).fillna("")),
         "At 100 % a layer loses all its heads; the mean over seeds. The table has one row a set: its file "
         "under masks/, which perpend.ablate and --heads read, and layer.head of the KV heads that no query "
         "head reads any more.",

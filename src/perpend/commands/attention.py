@@ -69,9 +69,7 @@ def command(**options: Any) -> None:
     if options["images"]:
         from perpend.commands._attention_images import survey_images
 
-        given = click.get_current_context().get_parameter_source("window")
-        default = given is not None and given.name == "DEFAULT"
-        return survey_images({**options, "window": None if default else options["window"]})
+        return survey_images(options)
     job = Job("attention", options)
     seeds = options["seeds"]
     tokens = {seed: job.tokens(seed) for seed in seeds}
@@ -102,7 +100,7 @@ def command(**options: Any) -> None:
         sweep = epsilon_sweep(
             job.model,
             first[:EPSILON_SEQUENCES],
-            window=options["window"],
+            window=surveys[seeds[0]].support.window,
             sink=surveys[seeds[0]].support.columns.sink,
         )
         results["epsilon"] = {

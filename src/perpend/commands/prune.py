@@ -95,9 +95,6 @@ def command(**options: Any) -> None:
     """
     from perpend.commands._prune import Prune
 
-    source = click.get_current_context().get_parameter_source("window")
-    if source is not None and source.name == "DEFAULT":
-        options["window"] = None  # 64 keys in a causal model, all of them in an encoder
     Prune(options).run()
 
 
