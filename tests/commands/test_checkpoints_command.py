@@ -17,6 +17,7 @@ from perpend.commands import checkpoints
 from perpend.geometry import split_entropy
 from perpend.models.catalog import PYTHIA_REVISIONS
 from perpend.runs import Run
+from perpend.surveys.supports import WINDOW
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_the_papers_protocol_is_the_default() -> None:
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (1000, 738000)
     defaults = {p.name: p.default for p in checkpoints.command.params}
-    assert (defaults["sequences"], defaults["length"], defaults["window"]) == (256, 128, 64)
+    assert (defaults["sequences"], defaults["length"], WINDOW) == (256, 128, 64)
 
 
 def test_a_trainers_own_step_wins_over_a_renamed_folder(tmp_path: Path) -> None:
