@@ -89,6 +89,7 @@ def test_a_claim_about_every_model_falls_with_one() -> None:
     assert overall([REPRODUCED, REFUTED], "every") == REFUTED
     assert overall([REPRODUCED, UNDERPOWERED], "every") == UNDERPOWERED
     assert overall([REPRODUCED, REFUTED], "some") == REPRODUCED
+    assert overall([REFUTED, REFUTED], "some") == "not seen here", "that it can happen is not refuted"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ from perpend.papers.judges import (
 )
 
 NOT_YET, OUT_OF_REACH, CONTRADICTION = "not run here yet", "out of reach here", "contradicts itself"
-STATUSES = (REPRODUCED, REFUTED, ARTEFACT, UNDERPOWERED, OUT_OF_REACH, NOT_YET, CONTRADICTION)
+NOT_SEEN = "not seen here"
+STATUSES = (REPRODUCED, REFUTED, ARTEFACT, UNDERPOWERED, NOT_SEEN, OUT_OF_REACH, NOT_YET, CONTRADICTION)
 PAPERS = {"attention": "Attention rows as compositions", "directional": "Directional decomposition"}
 
 
@@ -189,11 +190,15 @@ def judged(claim: Claim, stored: Sequence[Summary]) -> Judged:
 
 
 def overall(statuses: Sequence[str], scope: str) -> str:
-    """One status for several runs: a claim about every model falls with one, a claim about some needs one."""
-    order = (REPRODUCED, UNDERPOWERED, ARTEFACT, REFUTED)
+    """One status for several runs: a claim about every model falls with one, a claim about some needs one.
+
+    That something can happen is not refuted by models in which it does not: that is "not seen here".
+    """
     if scope == "every":
         order = (REFUTED, ARTEFACT, UNDERPOWERED, REPRODUCED)
-    return next(status for status in order if status in statuses)
+        return next(status for status in order if status in statuses)
+    order = (REPRODUCED, UNDERPOWERED, ARTEFACT)
+    return next((status for status in order if status in statuses), NOT_SEEN)
 
 
 def markdown(judged_claims: Sequence[Judged]) -> list[str]:
@@ -203,7 +208,8 @@ def markdown(judged_claims: Sequence[Judged]) -> list[str]:
         "## Claims of both papers",
         "",
         "Each status is computed from the stored runs (docs/runs) by the fields named. A claim about every "
-        "model is refuted by one; a geometric artefact does what the claim says and so does its null; an "
+        "model is refuted by one, and what the claim says can happen is, where it does not, not seen here; a "
+        "geometric artefact does what the claim says and so does its null; an "
         "underpowered one has an interval that holds both answers; claims of equality are held against a "
         "margin. The models here are small, and none is the papers' own.",
         "",
