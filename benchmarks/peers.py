@@ -10,7 +10,7 @@ to disagree and not ranked. A contender is a process of its own, in its own virt
 package perpend does not need; all wait while one runs, and they take turns, round by round. Time is processor
 time of the process; the ratio is to the plain forward pass of the same round. `plain again` is the control:
 what it differs from 1 is noise. Memory is the peak of a fresh process that runs one pass. pyvene is not here:
-it reads the first output of a module, and rows are the second; edits are set beside hooks in edit_overhead.py.
+it reads the first output of a module, and rows are the second; edit_overhead.py sets edits beside hooks.
 
 The model is a Llama block of SmolLM2's dimensions with random weights and a small vocabulary (no head is
 run), so that 15 rounds at T = 4096 end today; ratios at real depth are in attention_overhead.py.

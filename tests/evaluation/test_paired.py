@@ -233,3 +233,13 @@ def test_the_interval_of_the_mean_covers():
         truth = 0.1 * (1 - 2 * 0.7)
         covered += row["low"] <= truth <= row["high"]
     assert covered / trials > 0.92
+
+
+@pytest.mark.parametrize("now", [0, 1], ids=["all wrong", "all right still"])
+def test_answers_that_all_change_alike_do_not_make_the_next_one_sure(now):
+    """The variance is that of two more items, of which one changed; no count of items is negative."""
+    row = compare(evaluation([1] * 4), evaluation([now] * 4)).rows[-1]
+    variance = {0: 5 / 6 - (4 / 6) ** 2, 1: 1 / 6}[now]
+    assert row["items_for_equivalence"] == items_for(variance, 0.005, Z90 + Z_BOTH80)
+    assert row["items_for_equivalence"] > 4
+    assert row["items_for_difference"] > 0

@@ -155,8 +155,11 @@ def _means(base: Evaluation, other: Evaluation, margin: float) -> list[dict[str,
 
 
 def _variance(gap: np.ndarray) -> float:
-    """Variance of paired score differences; no changed answer in n items is not 0: one more is counted."""
-    return (float((gap**2).sum()) + 1) / (len(gap) + 2) - float(gap.mean()) ** 2
+    """Variance of paired score differences, with two more items, of which one changed: n unchanged answers,
+    or n that all changed alike, do not show that the next one is sure.
+    """
+    n = len(gap) + 2
+    return (float((gap**2).sum()) + 1) / n - (float(gap.sum()) / n) ** 2
 
 
 def _same_items(first: TaskScores, second: TaskScores) -> None:
