@@ -27,8 +27,9 @@ INTRODUCTION = """\
 
 Every number on this page stands in a summary of a run (docs/runs) and comes with the command that makes it.
 The machine had two cores, no accelerator and no model hub, so the papers' own models were out of reach: these
-are SmolLM2-135M-Instruct (weights rounded to four bits by its publisher) and stories260K, a Llama of 260k
-parameters. Rates are shares of closer-head verdicts; losses are nats per token.
+are SmolLM2-135M-Instruct (weights rounded to four bits by its publisher), stories260K (a Llama of 260k
+parameters), MiniLM (a BERT of six layers), DINOv2-small, and a toy decoder from benchmarks/pretrain_cpu.sh.
+Rates are shares of closer-head verdicts; losses are nats per token.
 """
 
 # What the attention paper prints of SmolLM2-135M, the base model (Appendix E.2).
