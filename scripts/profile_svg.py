@@ -1,4 +1,4 @@
-"""A line chart as a small SVG of text, the same bytes on every machine: figures of docs/results.md.
+"""A line chart as a small SVG of text, the same bytes on every machine: results.md and README.
 
 Reports draw with altair; a page that is checked byte for byte must not depend on a renderer's version.
 """
@@ -24,14 +24,29 @@ def log_lines(
     reference: tuple[str, float] | None = None,
 ) -> str:
     """Series of positive numbers over 0, 1, 2 …, the y axis logarithmic; a missing number is a gap."""
+    return lines(series, title=title, x=x, y=y, reference=reference)
+
+
+def lines(
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    reference: tuple[str, float] | None = None,
+    logarithmic: bool = True,
+) -> str:
+    """Series of positive numbers over 0, 1, 2 …; the y axis is logarithmic, or linear from zero."""
     values = [v for line in series.values() for v in line if v] + ([reference[1]] if reference else [])
-    low, high = math.log10(min(values)), math.log10(max(values))
-    low, high = low - 0.05 * (high - low + 0.1), high + 0.05 * (high - low + 0.1)
+    height = math.log10 if logarithmic else float
+    low, high = (height(min(values)) if logarithmic else 0.0), height(max(values))
+    margin = 0.05 * (high - low + 0.1)
+    low, high = low - margin if logarithmic else 0.0, high + margin
     count = max(len(line) for line in series.values())
 
     def at(i: float, value: float) -> tuple[float, float]:
         across = LEFT + (WIDTH - LEFT - RIGHT) * (i / max(1, count - 1))
-        down = TOP + (HEIGHT - TOP - BOTTOM) * (high - math.log10(value)) / (high - low)
+        down = TOP + (HEIGHT - TOP - BOTTOM) * (high - height(value)) / (high - low)
         return across, down
 
     end = WIDTH - RIGHT
@@ -41,7 +56,7 @@ def log_lines(
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         f'<text x="{LEFT}" y="20" {TEXT} font-weight="bold">{escape(title)}</text>',
     ]
-    for value in _ticks(low, high):
+    for value in _ticks(low, high) if logarithmic else _even(high):
         _, down = at(0, value)
         out.append(f'<line x1="{LEFT}" x2="{end}" y1="{down:.1f}" y2="{down:.1f}" stroke="#e3e3e3"/>')
         out.append(f'<text x="{LEFT - 8}" y="{down + 4:.1f}" {TEXT} text-anchor="end">{value:g}</text>')
@@ -64,6 +79,9 @@ def log_lines(
             'stroke-dasharray="5 4"/>'
         )
         out.append(f'<text x="{end + 8}" y="{down + 4:.1f}" {TEXT}>{escape(reference[0])}</text>')
+    beside = TOP + 14  # the legend, or below the reference's name where that would lie in it
+    if reference and beside - 20 < at(0, reference[1])[1] < beside + 18 * len(series):
+        beside = at(0, reference[1])[1] + 26
     for number, (name, line) in enumerate(series.items()):
         colour = COLOURS[number % len(COLOURS)]
         points = [at(i, v) if v else None for i, v in enumerate(line)]
@@ -76,9 +94,9 @@ def log_lines(
             pen = "L"
         out.append(f'<path d="{" ".join(path)}" fill="none" stroke="{colour}" stroke-width="2"/>')
         out += [f'<circle cx="{p[0]:.1f}" cy="{p[1]:.1f}" r="2.5" fill="{colour}"/>' for p in points if p]
-        down = TOP + 14 + 18 * number
-        out.append(f'<rect x="{end + 8}" y="{down - 9}" width="12" height="4" fill="{colour}"/>')
-        out.append(f'<text x="{end + 26}" y="{down - 2}" {TEXT}>{escape(name)}</text>')
+        down = beside + 18 * number
+        out.append(f'<rect x="{end + 8}" y="{down - 9:g}" width="12" height="4" fill="{colour}"/>')
+        out.append(f'<text x="{end + 26}" y="{down - 2:g}" {TEXT}>{escape(name)}</text>')
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
@@ -91,3 +109,9 @@ def _ticks(low: float, high: float) -> list[float]:
         if len(inside) <= 8
         else [v for v in inside if math.isclose(math.log10(v) % 1, 0, abs_tol=1e-9)]
     )
+
+
+def _even(high: float) -> list[float]:
+    """Four to eight even steps from zero."""
+    step = next(m * 10.0**e for e in range(-9, 10) for m in (1, 2, 5) if high / (m * 10.0**e) <= 8)
+    return [step * i for i in range(int(high / step) + 1)]

@@ -20,7 +20,7 @@ from perpend.errors import InputError, PerpendError
 from perpend.report import Detail, Figure, charts, theme
 from perpend.report.data import Store, script_json
 from perpend.report.libraries import libraries
-from perpend.report.markup import figure_block
+from perpend.report.markup import _conventions, figure_block
 from perpend.report.notebook import Rich, table_html
 from perpend.report.page import build, compare, figures_of, names_of
 from perpend.runs import FinishedRun, Run
@@ -49,6 +49,14 @@ def data_of(page: str) -> dict:
     found = re.search(r'<script type="application/json" id="page-data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return json.loads(found[1])
+
+
+def test_a_note_that_another_convention_says_is_said_once() -> None:
+    page = _conventions({"support": "keys 0 to 63", "notes": ["keys 0 to 63", "no BOS"], "opening": []})
+    assert page.count("keys 0 to 63") == 1
+    assert "no BOS" in page
+    assert "opening" in page
+    assert "notes" not in _conventions({"support": "keys 0 to 63", "notes": ["keys 0 to 63"]})
 
 
 # --- whole and safe ---

@@ -90,7 +90,16 @@ def _more_findings(findings: Sequence[str]) -> str:
 def _conventions(conventions: Mapping[str, Any]) -> str:
     if not conventions:
         return ""
-    facts = "".join(f"<div><dt>{_words(k)}</dt><dd>{text(v)}</dd></div>" for k, v in conventions.items())
+    told = [v for v in conventions.values() if isinstance(v, str)]
+    once = {
+        k: [part for part in v if part not in told] if isinstance(v, list) else v
+        for k, v in conventions.items()  # a note that another entry says word for word is not said again
+    }
+    facts = "".join(
+        f"<div><dt>{_words(k)}</dt><dd>{text(v)}</dd></div>"
+        for k, v in once.items()
+        if v != [] or not conventions[k]
+    )
     title = '<h2 class="caps">Conventions</h2>'
     return f'<section class="conventions">{title}<dl class="facts">{facts}</dl></section>'
 
