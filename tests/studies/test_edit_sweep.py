@@ -46,6 +46,7 @@ def test_the_study_says_what_it_found() -> None:
     assert math.exp(edit["loss"]) == pytest.approx(edit["perplexity"])
     assert control["control"] == "random"
     assert "random" in study.findings[1]
+    assert "95 % interval over sequences" in study.findings[1]
     assert edit["word_perplexity"] is None  # no words were counted
 
 

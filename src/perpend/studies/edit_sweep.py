@@ -406,7 +406,7 @@ def _said(records: Sequence[Mapping[str, Any]], basins: Sequence[Mapping[str, An
         reference = f" ({r['reference']} reference)" if r["reference"] else ""
         line = (
             f"Removing the parallel part at {r['site']}{reference} changes the loss by {r['change']:+.3f} "
-            f"nats ({r['change_low']:+.3f} to {r['change_high']:+.3f})"
+            f"nats (95 % interval over sequences {r['change_low']:+.3f} to {r['change_high']:+.3f})"
         )
         same = [
             c
