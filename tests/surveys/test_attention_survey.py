@@ -107,6 +107,18 @@ def test_padding_changes_nothing(name: str, side: str) -> None:
     agree(survey, rows_by_hand(model, alone, W, W))
 
 
+def test_layers_of_different_masks_keep_their_own_rows_under_flex_attention() -> None:
+    """Its masks are index functions: a sliding and a full layer differ in nothing else."""
+    model, tokens = tiny.build("gemma3"), tiny.tokens(3, 40)
+    expected = survey_attention(model, tokens, window=W, batch=2)
+    model.set_attn_implementation("flex_attention")
+    with torch.compiler.set_stance("force_eager"):
+        found = survey_attention(model, tokens, window=W, batch=2)
+    assert found.rows.tolist() == expected.rows.tolist() == [24, 96, 24, 96]
+    assert found.left_out.tolist() == expected.left_out.tolist()
+    np.testing.assert_allclose(found.signatures, expected.signatures, atol=1e-4)
+
+
 def test_sequences_shorter_than_the_support_are_left_out() -> None:
     model, tokens = tiny.tiny("llama"), tiny.tokens(3, 30)
     ids, mask, _ = padded(tokens, 24, "left")
@@ -409,6 +421,10 @@ def test_tables_add_up() -> None:
         ({"sink": "sep", "attention_mask": torch.ones(3, 30).triu(-20)}, "outside the support"),
         ({"sink": []}, "at least one position"),
         ({"sink": "first:8"}, "leave no content"),
+        ({"sink": "first:9999999999999"}, "outside the support"),
+        ({"sink": "first:²"}, "unknown sink rule"),
+        ({"sink": "³"}, "unknown sink rule"),
+        ({"sink": "1 2"}, "unknown sink rule"),
         ({"sink": "virtual"}, "no learned sink"),
         ({"queries": (3, 9)}, "does not see"),
         ({"queries": (9, 9)}, "pair"),

@@ -118,12 +118,14 @@ class Capture:
             id(call.mask),
             id(call.padding),
             id(call.bias),
+            id(call.rule),
             call.sinks is None,
             call.causal,
             call.enforce_window and call.window,
         )
         if key not in self._chosen:
-            self._chosen[key] = (*self._read_mask(call), call.mask, call.padding, call.bias)  # ids stay
+            held = call.mask, call.padding, call.bias, call.rule  # so that their ids stay theirs
+            self._chosen[key] = (*self._read_mask(call), held)
         return self._chosen[key][:4]
 
     def _read_mask(self, call: AttentionCall) -> tuple[list[Any], int, int, bool]:

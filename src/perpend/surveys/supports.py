@@ -78,13 +78,13 @@ def sink_positions(rule: str | int | Sequence[int], length: int) -> tuple[int, .
         positions = tuple(sorted({int(p) + (length if int(p) < 0 else 0) for p in rule}))
     elif rule in ("first", "cls"):
         positions = (0,)
-    elif rule.startswith("first:") and rule[6:].isdigit() and int(rule[6:]) > 0:
-        positions = tuple(range(int(rule[6:])))
+    elif rule.startswith("first:") and rule[6:].isdecimal() and int(rule[6:]) > 0:
+        positions = tuple(range(min(int(rule[6:]), length + 1)))  # one too many is enough to be refused
     elif rule == "sep":
         positions = (length - 1,)
     elif rule in ("virtual", "auto"):
         return ()
-    elif rule.replace(",", "").replace(" ", "").isdigit():
+    elif all(part.strip().isdecimal() for part in rule.split(",") if part.strip()):
         positions = tuple(sorted({int(p) for p in rule.split(",") if p.strip()}))
     else:
         raise InputError(f"unknown sink rule {rule!r}; known: {', '.join(SINK_RULES)}")
