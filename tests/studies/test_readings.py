@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from scipy import stats
 
 import tiny
 from attention_oracle import record, weights
+from perpend.commands._reading_figures import figures
 from perpend.errors import InputError
 from perpend.geometry import entropy, pairwise
 from perpend.studies import readings, resampling, reversal
@@ -63,6 +65,16 @@ def test_windows_against_separate_surveys(survey, tokens) -> None:
     assert between["flips"]["value"] == pytest.approx(flips)
     assert reading.results["queries"] == "their own queries, t ≥ W"
     assert reading.undefined == {}
+
+
+def test_one_further_window_has_no_other_to_be_compared_with() -> None:
+    survey = survey_attention(tiny.tiny("llama"), tiny.tokens(4, 30), window=W, windows=(4,), block=2)
+    reading = readings.windows(survey, replicates=0)
+    assert reading.results["between"] == []
+    run = SimpleNamespace(results={"windows": reading.results}, tables=reading.tables)
+    made = figures(run)
+    assert [figure.title for figure in made] == ["Windows", "Between windows"]
+    assert set(made[1].table["window"]) == {"W = 4"}
 
 
 def test_a_window_that_hides_a_layer_leaves_its_heads_out_of_all() -> None:

@@ -52,7 +52,10 @@ def _windows(run: Any) -> list[Figure]:
     shown = table.assign(metric=table["metric"].map(METRICS), window="W = " + table["window"].astype(str))
     kept = shown.drop_duplicates("window")
     between = run.tables["windows_between"]
-    pairs = between.assign(windows=[f"{a} and {b}" for a, b in zip(between["first"], between["second"])])
+    pairs = between  # of one window alone there is none
+    if len(between):
+        names = [f"{a} and {b}" for a, b in zip(between["first"], between["second"])]
+        pairs = between.assign(windows=names)
     rates = Figure(
         "Windows",
         "Does it matter how many keys a row is re-closed on?",
