@@ -23,22 +23,8 @@ from perpend.studies.attention import attention_study
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     """A tiny model with a byte tokenizer, as a folder, and a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", *letters])}
-    own = Tokenizer(models.BPE(vocab=words, merges=[]))
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    own.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=own, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=256
-    )
-    torch.manual_seed(0)
-    config = LlamaConfig(**{**tiny._SMALL, "vocab_size": len(words)}, initializer_range=0.4)
     folder = tmp_path_factory.mktemp("saved")
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    tiny.save_llama(folder / "model", initializer_range=0.4)
     words_of_text = np.random.default_rng(0).permutation(
         ["sink", "content", "row", "head", "layer", "mass", "share", "key"] * 90
     )

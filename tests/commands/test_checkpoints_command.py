@@ -23,20 +23,9 @@ from perpend.surveys.supports import WINDOW
 @pytest.fixture(scope="module")
 def training(tmp_path_factory) -> Path:
     """Three checkpoints of a tiny model in a folder, sharper from one to the next; a copy; a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", *letters])}
-    own = Tokenizer(models.BPE(vocab=words, merges=[]))
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    own.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=own, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=256
-    )
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**{**tiny._SMALL, "vocab_size": len(words)}, initializer_range=0.3))
     folder = tmp_path_factory.mktemp("training")
+    tiny.save_llama(folder / "start")
+    model, tokenizer = perpend.load(folder / "start")
     for step in (20, 100, 400):
         model.save_pretrained(folder / "all" / f"checkpoint-{step}")
         tokenizer.save_pretrained(folder / "all" / f"checkpoint-{step}")

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 import tiny
 from perpend.cli import run
@@ -17,22 +16,8 @@ from perpend.runs import Run
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with a tokenizer of single bytes, a text, an edit and a task, as a folder."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", *letters])}
-    own = Tokenizer(models.BPE(vocab=words, merges=[]))
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    own.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=own, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=256
-    )
-    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("saved")
-    config = LlamaConfig(**{**tiny._SMALL, "vocab_size": len(words)}, initializer_range=0.3)
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    tiny.save_llama(folder / "model")
     (folder / "text.txt").write_text("The stream carries what every layer adds to it. " * 40)
     Edit("value.full", 0.5, layers=(1,)).save(folder / "edit.json")
     lines = [{"goal": "Carry water", "sol1": "use a pail", "sol2": "use a net", "label": 0}] * 3

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 import perpend
 import tiny
@@ -17,21 +16,9 @@ from perpend.runs import Run
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", *letters])}
-    own = Tokenizer(models.BPE(vocab=words, merges=[]))
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    own.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=own, bos_token="<s>", eos_token="</s>")
     folder = tmp_path_factory.mktemp("two")
     for name, layers in (("small", 2), ("large", 3)):
-        torch.manual_seed(layers)
-        settings = {**tiny._SMALL, "vocab_size": len(words), "num_hidden_layers": layers}
-        LlamaForCausalLM(LlamaConfig(**settings, initializer_range=0.4)).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        tiny.save_llama(folder / name, seed=layers, num_hidden_layers=layers, initializer_range=0.4)
     (folder / "text.txt").write_text(" ".join(["sink", "content", "row", "head", "layer"] * 200))
     return folder
 

@@ -22,24 +22,8 @@ PARTS = ("attn", "mlp", "block")
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A tiny model with a tokenizer of single bytes, as a folder, and a text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", *letters])}
-    own = Tokenizer(models.BPE(vocab=words, merges=[]))
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    own.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=own, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=256
-    )
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        **{**tiny._SMALL, "vocab_size": len(words), "num_hidden_layers": 4}, initializer_range=0.3
-    )
     folder = tmp_path_factory.mktemp("saved")
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    tiny.save_llama(folder / "model", num_hidden_layers=4)
     (folder / "text.txt").write_text("The stream carries what every layer adds to it. " * 80)
     return folder
 
