@@ -15,6 +15,7 @@ from perpend.evaluation.losses import divergence, token_nll
 from perpend.evaluation.perplexity import paired, perplexity
 from perpend.evaluation.windows import as_windows, cut, rolling
 from perpend.models.head import halves
+from perpend.surveys.updates import survey_updates
 from tiny import CAUSAL, VOCAB, tiny
 
 
@@ -242,3 +243,15 @@ def test_dropout_is_off_and_the_mode_put_back():
     first, second = token_nll(model, random_tokens()), token_nll(model, random_tokens())
     assert torch.equal(first.values, second.values)
     assert model.training
+
+
+@pytest.mark.parametrize("batch", [0, -1])
+def test_a_batch_of_no_sequence_is_refused(batch: int) -> None:
+    """A range that steps backwards would read nothing and give a loss of zero."""
+    model, tokens = tiny("llama"), torch.ones(2, 8, dtype=torch.long)
+    with pytest.raises(InputError, match="at least 1"):
+        token_nll(model, tokens, batch=batch)
+    with pytest.raises(InputError, match="at least 1"):
+        divergence(model, model, tokens, batch=batch)
+    with pytest.raises(InputError, match="at least 1"):
+        survey_updates(model, tokens, batch=batch)

@@ -77,6 +77,11 @@ def _slices(length: int, batch: int, chunk: int) -> list[slice]:
     return [slice(a, min(a + step, length)) for a in range(0, length, step)]
 
 
+def _check_batch(batch: int, chunk: int) -> None:
+    if batch < 1 or chunk < 1:
+        raise InputError(f"batch and chunk are at least 1, not {batch} and {chunk}")
+
+
 def _check_vocabulary(model: nn.Module, tokens: Tensor) -> None:
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     if isinstance(size, int) and int(tokens.max()) >= size:
@@ -101,6 +106,7 @@ def token_nll(
     tokens at a time.
     """
     windows = as_windows(tokens)
+    _check_batch(batch, chunk)
     _check_vocabulary(model, windows.tokens)
     device = next(model.parameters()).device
     n, length = windows.tokens.shape
@@ -139,6 +145,7 @@ def divergence(
     `within=lambda: perpend.edit(model, site="residual.mlp", parallel=0.0)`.
     """
     windows = as_windows(tokens)
+    _check_batch(batch, chunk)
     _check_vocabulary(base, windows.tokens)
     _check_vocabulary(other, windows.tokens)
     device, far = next(base.parameters()).device, next(other.parameters()).device

@@ -290,6 +290,8 @@ def survey_updates(
     Memory does not grow with n. Raises InputError for shapes that do not fit, and whatever `contributions`
     raises.
     """
+    if batch < 1:
+        raise InputError(f"batch is a number of sequences, at least 1, not {batch}")
     tokens, mask = _checked(tokens, mask)
     chosen = parts_of(model) if parts is None else ((parts,) if isinstance(parts, str) else tuple(parts))
     total = len(tokens)
