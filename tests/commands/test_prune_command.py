@@ -267,6 +267,27 @@ def test_an_image_model_is_judged_by_agreement_alone(pictures, tmp_path, capsys,
     assert figures(finished)[0].title == "Agreement after pruning"
 
 
+def test_a_folder_of_the_classifiers_own_classes_gives_accuracy(pictures, tmp_path, capsys):
+    for name, numbers in (("LABEL_0", range(6)), ("LABEL_3", range(6, 12))):
+        (tmp_path / "labelled" / name).mkdir(parents=True)
+        for number in numbers:
+            picture = (pictures / "images" / f"{number}.png").read_bytes()
+            (tmp_path / "labelled" / name / f"{number}.png").write_bytes(picture)
+    out = tmp_path / "run"
+    arguments = ["prune", str(pictures / "vit"), "--images", str(tmp_path / "labelled"), "--quiet"]
+    assert run([*arguments, "--sparsity", "0.25", "--criterion", "js", "--out", str(out)]) == 0
+    capsys.readouterr()
+    results = Run.open(out).results
+    from perpend.images import read_images
+
+    model, processor = perpend.load(str(pictures / "vit"))
+    held = read_images(tmp_path / "labelled", processor, label2id=model.config.label2id)
+    with torch.no_grad():
+        right = model(pixel_values=held.pixels[7:]).logits.argmax(-1) == held.labels[7:]
+    assert results["base"] == {"images": 5, "accuracy": pytest.approx(right.double().mean())}
+    assert 0 <= results["cells"][0]["accuracy"] <= 1
+
+
 def test_an_image_model_asks_for_images(pictures, tmp_path, capsys):
     assert run(["prune", str(pictures / "vit"), "--out", str(tmp_path / "none")]) == 2
     assert "--images DIR" in capsys.readouterr().err

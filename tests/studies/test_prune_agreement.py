@@ -123,3 +123,19 @@ def test_files_of_heads_are_read_back_sorted(tmp_path) -> None:
     file = tmp_path / "heads.json"
     file.write_text('{"heads": [[2, 1], [0, 3], [2, 1]], "criterion": "mine"}')
     assert read_heads(file) == ((0, 3), (2, 1))
+
+
+def test_accuracy_is_that_of_the_pruned_classifier_on_the_labels() -> None:
+    model, data = tiny.tiny("vit"), tiny.pixels(5)
+    with torch.no_grad():
+        own = model(pixel_values=data).logits.argmax(-1)
+    labels = own.clone()
+    labels[:2] = (labels[:2] + 1) % model.config.num_labels  # the unpruned model is wrong on two
+    found = evaluate_agreement(model, data, SETS, labels=labels, batch=2)
+    assert found.right.tolist() == [0, 0, 1, 1, 1]
+    assert found.of((), "accuracy").tolist() == found.right.tolist()
+    for heads in SETS:
+        with torch.no_grad(), perpend.ablate(model, heads):
+            answers = model(pixel_values=data).logits.argmax(-1)
+        assert found.of(heads, "accuracy").tolist() == (answers == labels).double().tolist()
+    assert "accuracy" not in evaluate_agreement(model, data, SETS).values

@@ -101,7 +101,9 @@ class Prune:
             weighted, rivals = self._weighted(first, sink)
             everything = [s.heads for sets in by_seed.values() for s in sets]
             everything += [s.heads for s in (*weighted.values(), *rivals.values())]
-            evaluate = evaluate_sets if self.inputs.language else evaluate_agreement
+            evaluate: Any = evaluate_sets
+            if not self.inputs.language:
+                evaluate = partial(evaluate_agreement, labels=self.inputs.labels)
             losses = evaluate(
                 job.model,
                 judged,
@@ -178,7 +180,10 @@ class Prune:
             records = prune_study.agreement_cells(losses, by_seed)
             wins = prune_study.random_wins(records, losses.measure, higher=True)
             unit = "images" if self.job.images is not None else "sequences"
-            results = {"base": {unit: losses.count}, "cells": records, "random_beats": wins}
+            base = {unit: losses.count}
+            if losses.right is not None:
+                base["accuracy"] = float(losses.right.mean())
+            results = {"base": base, "cells": records, "random_beats": wins}
             return records, results, prune_study.agreement_findings(records, losses, wins, unit)
         records = prune_study.cells(losses, by_seed)
         wins = prune_study.random_wins(records)

@@ -42,11 +42,9 @@ class Inputs:
     @cached_property
     def pictures(self) -> tuple[Any, Any]:
         """Images for signatures and images to judge by, [n, 3, height, width] each, never overlapping."""
-        from perpend.images import read_images
-
         pixels = self.job.images.pixels
         if self.options["held_out"]:
-            return pixels, read_images(self.options["held_out"], self.job.tokenizer).pixels
+            return pixels, self.others.pixels
         if len(pixels) < FEWEST_IMAGES:
             raise InputError(
                 f"{self.options['images']} holds {len(pixels)} images; pruning reads some and judges by "
@@ -54,6 +52,28 @@ class Inputs:
             )
         cut = int(FOR_SIGNATURES * len(pixels))
         return pixels[:cut], pixels[cut:]
+
+    @cached_property
+    def others(self) -> Any:
+        """The images of --held-out."""
+        from perpend.images import read_images
+
+        own = self.job.model.config.label2id
+        return read_images(self.options["held_out"], self.job.tokenizer, label2id=own)
+
+    @property
+    def labels(self) -> Any:
+        """The classes of the images to judge by, in the classifier's own numbering; None without any.
+
+        A folder's classes count only where the classifier knows every one of them by name.
+        """
+        if self.job.images is None:
+            return None
+        source = self.others if self.options["held_out"] else self.job.images
+        known = self.job.model.config.label2id or {}
+        if source.labels is None or not all(name in known for name in source.classes):
+            return None
+        return source.labels if self.options["held_out"] else source.labels[-len(self.pictures[1]) :]
 
     @cached_property
     def judged(self) -> Any:

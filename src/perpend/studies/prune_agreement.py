@@ -7,8 +7,8 @@
 With a head that has classes (an image classifier, a masked-language head) the pruned model is held against
 the unpruned one by top-1 agreement and KL(unpruned || pruned), of one answer an image or of every token.
 Without a head by its embedding, the class token of an image model and the mean over tokens of an encoder: the
-cosine of the two embeddings, and whether an input keeps its nearest neighbour among all inputs. There is no
-perplexity here.
+cosine of the two embeddings, and whether an input keeps its nearest neighbour among all inputs. Where labels
+are given, a classifier's accuracy stands beside them. There is no perplexity here.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class SetAgreement:
     """How far each set leaves the unpruned model, input by input.
 
     `values[name]` [sets, n], names CLASSES or EMBEDDING; `measure` is the first of them, higher is nearer.
+    With labels there is `accuracy` too, 1 where the answer is the label; `right` [n] is the unpruned model's.
     `count`: inputs (images or sequences). `cost`: layers run, as a fraction of one full pass for each
     distinct set and the unpruned model. `zero_anyway`: heads that added nothing before they were removed.
     """
@@ -47,6 +48,7 @@ class SetAgreement:
     count: int
     cost: float
     zero_anyway: tuple[Head, ...] = ()
+    right: np.ndarray | None = None
 
     @property
     def measure(self) -> str:
@@ -55,6 +57,8 @@ class SetAgreement:
     def of(self, heads: Sequence[Head], name: str) -> np.ndarray:
         """One value an input, [n]; no heads change nothing."""
         if not len(heads):
+            if name == "accuracy" and self.right is not None:
+                return self.right
             return np.full(self.count, 0.0 if name == "kl" else 1.0)
         return self.values[name][self.sets.index(tuple(sorted(heads)))]
 
@@ -70,6 +74,7 @@ def evaluate_agreement(
     inputs: Tensor,
     sets: Sequence[Sequence[Head]],
     *,
+    labels: Tensor | None = None,
     batch: int = 8,
     store: Store = direct,
     progress: Progress = silent,
@@ -77,6 +82,7 @@ def evaluate_agreement(
     """Hold each distinct set of heads against the unpruned model, batch by batch (the unit of resuming).
 
     inputs   images [n, 3, height, width], or token ids [n, T] of an encoder, all real
+    labels   [n], the class of each image in the classifier's own numbering; None: no accuracy
 
     Raises PerpendError where an ablated aggregate does not reach the output projection as zero, InputError
     for a model whose output is neither logits nor hidden states.
@@ -91,7 +97,8 @@ def evaluate_agreement(
             rows = inputs[starts[block] : starts[block] + batch]
             rows = rows.to(first.device, first.dtype) if rows.is_floating_point() else rows.to(first.device)
             walk = Walk(model, rows, distinct)
-            outputs = _Outputs(model, rows, len(distinct))
+            truth = None if labels is None else labels[starts[block] : starts[block] + batch].to(first.device)
+            outputs = _Outputs(model, rows, len(distinct), truth)
             walk.run(outputs.leaf)
             advance(len(rows))
             ran = torch.tensor([walk.runs, walk.blocks])
@@ -102,9 +109,11 @@ def evaluate_agreement(
         plain, pruned = (
             torch.cat([torch.as_tensor(p[key]) for p in done], -2) for key in ("plain", "pruned")
         )
-        values = _embedded(plain.double(), pruned.double())
+        values, right = _embedded(plain.double(), pruned.double()), None
     else:
-        values = {name: np.concatenate([np.asarray(p[name]) for p in done], -1) for name in CLASSES}
+        names = (*CLASSES, "accuracy") if labels is not None else CLASSES
+        values = {name: np.concatenate([np.asarray(p[name]) for p in done], -1) for name in names}
+        right = np.concatenate([np.asarray(p["right"]) for p in done]) if labels is not None else None
     runs, plain_runs = np.sum([np.asarray(p["ran"]) for p in done], 0)
     return SetAgreement(
         tuple(distinct),
@@ -112,14 +121,15 @@ def evaluate_agreement(
         len(inputs),
         cost=float(runs / ((len(distinct) + 1) * plain_runs)),
         zero_anyway=zero_anyway(distinct, [p["alive"] for p in done]),
+        right=right,
     )
 
 
 class _Outputs:
     """What the model makes of one batch, set by set as the walk reaches them."""
 
-    def __init__(self, model: nn.Module, rows: Tensor, sets: int) -> None:
-        self.model, self.rows, self.sets = model, rows, sets
+    def __init__(self, model: nn.Module, rows: Tensor, sets: int, labels: Tensor | None = None) -> None:
+        self.model, self.rows, self.sets, self.labels = model, rows, sets, labels
         self.plain: Tensor | None = None
         self.classes = False
         self.found: dict[str, Tensor] = {}
@@ -138,6 +148,9 @@ class _Outputs:
             if self.classes:
                 shape = (self.sets, len(self.rows))
                 self.found = {name: torch.zeros(shape, dtype=torch.float64) for name in CLASSES}
+                if self.labels is not None:
+                    self.found["accuracy"] = torch.zeros(shape, dtype=torch.float64)
+                    self.found["right"] = self._right(now)
             else:
                 self.found = {"pruned": torch.zeros(self.sets, *now.shape)}
         if self.plain is None:
@@ -150,11 +163,17 @@ class _Outputs:
             self.found["kl"][member] = (p.exp() * (p - now)).nan_to_num(0.0).double().sum(-1).mean(-1).cpu()
             same = (p.argmax(-1) == now.argmax(-1)).double()
             self.found["top1_agreement"][member] = same.mean(-1).cpu()
+            if self.labels is not None:
+                self.found["accuracy"][member] = self._right(now)
+
+    def _right(self, answers: Tensor) -> Tensor:
+        """1 where the one answer an image is its label, [n]."""
+        return (answers[:, 0].argmax(-1) == self.labels).double().cpu()
 
     def kept(self) -> dict[str, Tensor]:
         """Numbers an input; without a head the embeddings, whose neighbours are in other batches."""
         if self.classes:
-            return {name: self.found[name] for name in CLASSES}
+            return self.found
         assert self.plain is not None
         return {"plain": self.plain.cpu(), "pruned": self.found["pruned"]}
 

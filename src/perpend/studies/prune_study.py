@@ -261,6 +261,11 @@ def agreement_findings(
                 else "."
             )
         )
+        if found.right is not None:
+            lines[-1] += (
+                f" Accuracy on the labels: {best['accuracy']:.3f}, of the unpruned model "
+                f"{found.right.mean():.3f}."
+            )
     return lines + _chance(wins) + _cost(found)
 
 
