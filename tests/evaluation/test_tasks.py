@@ -514,3 +514,34 @@ def test_tokens_equal_the_harness_own_with_and_without_bos(adds, policy, model, 
         for (ll, greedy), (want, wanted) in zip(loglikelihoods(model, encoder, PAIRS), theirs):
             assert ll == pytest.approx(want, abs=1e-3)
             assert greedy == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ([1, 2], "JSON object"),
+        (None, "JSON object"),
+        ({"label": 9}, "0 to 1"),
+        ({"label": -1}, "validation split"),  # what published test splits have in place of an answer
+        ({"label": "x"}, "cannot use"),
+        ({"sol1": None}, "needs texts"),
+        ({"sol2": 5}, "needs texts"),
+        ({"goal": "half \ud800"}, "needs texts"),
+    ],
+)
+def test_a_record_that_is_none_is_refused_by_its_line(tmp_path, change, said):
+    record = {"goal": "a", "sol1": "b", "sol2": "c", "label": 0}
+    bad = {**record, **change} if isinstance(change, dict) else change
+    (tmp_path / "piqa.jsonl").write_text(f"{json.dumps(record)}\n{json.dumps(bad)}\n")
+    with pytest.raises(InputError, match=f"piqa.jsonl, line 2: .*{said}"):
+        read(tmp_path, tasks.task("piqa"))
+
+
+def test_a_byte_order_mark_is_skipped_and_other_encodings_are_named(tmp_path):
+    record = json.dumps({"goal": "é", "sol1": "b", "sol2": "c", "label": 1}, ensure_ascii=False)
+    (tmp_path / "piqa.jsonl").write_bytes(record.encode("utf-8-sig"))
+    (document,) = read(tmp_path, tasks.task("piqa")).documents
+    assert document.contexts == ("Question: é\nAnswer:",)
+    (tmp_path / "piqa.jsonl").write_bytes(record.encode("latin-1"))
+    with pytest.raises(InputError, match="not UTF-8"):
+        read(tmp_path, tasks.task("piqa"))

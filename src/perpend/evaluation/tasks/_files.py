@@ -50,20 +50,51 @@ def read(folder: str | Path, task: Task, split: str | None = None, limit: int | 
         raise InputError(f"{task.name} needs {wanted} in {folder}, which holds {present}")
     raw = path.read_bytes()
     documents = []
-    for number, line in enumerate(raw.decode("utf-8").split("\n"), 1):
+    try:
+        lines = raw.decode("utf-8-sig").split("\n")  # a byte order mark is no part of the first record
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 ({error}); convert it first") from error
+    for number, line in enumerate(lines, 1):
         if limit is not None and len(documents) >= limit:
             break
         if not line.strip():
             continue
         try:
-            documents.append(task.document(json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path.name}, line {number}: not JSON ({error})") from error
-        except KeyError as error:
-            have = ", ".join(sorted(json.loads(line)))
-            raise InputError(
-                f"{path.name}, line {number}: {task.name} needs the key {error}, the record has {have}"
-            ) from error
+            documents.append(_document(task, line))
+        except InputError as error:
+            raise InputError(f"{path.name}, line {number}: {error}") from error
     if not documents:
         raise InputError(f"{path} holds no record")
     return TaskData(tuple(documents), path.name, hashlib.sha256(raw).hexdigest())
+
+
+def _document(task: Task, line: str) -> Document:
+    """The document of one line, or what is wrong with it."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise InputError(f"a record is a JSON object, this is a {type(record).__name__}")
+    try:
+        document = task.document(record)
+    except KeyError as error:
+        have = ", ".join(sorted(record))
+        raise InputError(f"{task.name} needs the key {error}, the record has {have}") from error
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise InputError(f"{task.name} cannot use this record ({error})") from error
+    texts = (*document.contexts, *document.answers)
+    if not all(isinstance(text, str) and _is_text(text) for text in texts):
+        raise InputError(f"{task.name} needs texts, and one of the record is none")
+    count = max(len(document.contexts), len(document.answers))
+    if not 0 <= document.gold < count:
+        raise InputError(
+            f"{task.name} needs the right answer as one of 0 to {count - 1}, the record says {document.gold} "
+            "(published test splits hide it: use the validation split)"
+        )
+    return document
+
+
+def _is_text(text: str) -> bool:
+    """Half a surrogate pair, which JSON can spell, is no character."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
