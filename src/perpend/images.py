@@ -18,6 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perpend.batching import starts
 from perpend.errors import InputError
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def classify(model: Any, pixels: torch.Tensor, *, batch: int = 8) -> torch.Tenso
 
     found = []
     with torch.inference_mode():
-        for start in range(0, len(pixels), batch):
+        for start in starts(len(pixels), batch):
             made = model(pixel_values=pixels[start : start + batch].to(model.device, model.dtype))
             logits = getattr(made, "logits", None)
             if logits is None or logits.ndim != 2:

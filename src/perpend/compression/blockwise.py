@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import batches
 from perpend.compression.matrices import Matrix, block_matrices
 from perpend.compression.method import Regime
 from perpend.compression.method import regime as read_regime
@@ -121,7 +122,7 @@ def compress(
         raise InputError(f"{regime.name} needs calibration text: pass tokens")
     size = sum(regime.method.bytes(m, settings_of(m)) for some in work.values() for m in some)
     dense = sum(2.0 * m.weight.numel() for some in work.values() for m in some)
-    replays = [capture(model, part) for part in tokens.split(batch)] if reads else []
+    replays = [capture(model, part) for part in batches(tokens, batch)] if reads else []
     hidden = [r.hidden for r in replays]
     facts: dict[str, dict[str, Any]] = {}
     notes: list[str] = []

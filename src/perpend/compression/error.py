@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import batches
 from perpend.compression.directional import ALONG, Split, isotropic_correlation, split_error
 from perpend.compression.replay import capture
 from perpend.errors import InputError, unknown_name
@@ -225,7 +226,7 @@ def measure(
         contributions(other, far, parts),
         progress(len(tokens) * count, "sequence-layers", "directional error") as advance,
     ):
-        for some in tokens.split(batch):
+        for some in batches(tokens, batch):
             ours, theirs = capture(base, some), capture(other, some)
             x, own = ours.hidden, theirs.hidden
             for layer in range(count):

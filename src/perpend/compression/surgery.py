@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import batches
 from perpend.compression.error import check_comparable
 from perpend.compression.replay import Replay, capture, split_call, stand_ins
 from perpend.errors import InputError, PerpendError, unknown_name
@@ -196,7 +197,7 @@ def sensitivity(
     head = halves(base)
     changes: dict[tuple[int, str, str, str], list[Tensor]] = {}
     with progress(len(tokens) * len(chosen), "sequence-layers", "sensitivity") as advance:
-        for some in tokens.split(batch):
+        for some in batches(tokens, batch):
             replay = capture(base, some[:, :-1])
             x = replay.hidden
             plain = _tail(base, head, replay, some, 0, x)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from perpend.batching import starts
 from perpend.errors import InputError
 from perpend.evaluation.scoring import Encoder
 from perpend.models.generate import greedy
@@ -56,7 +57,7 @@ def continuations(
 
     order = sorted(range(len(prompts)), key=lambda index: -len(encoded[index]))
     with progress(total=len(prompts), unit="prompts", description="generation") as advance:
-        for start in range(0, len(order), batch):
+        for start in starts(len(order), batch):
             rows = order[start : start + batch]
             written = greedy(
                 model,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import starts
 from perpend.errors import InputError
 from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.head import evaluating, halves
@@ -77,11 +78,6 @@ def _slices(length: int, batch: int, chunk: int) -> list[slice]:
     return [slice(a, min(a + step, length)) for a in range(0, length, step)]
 
 
-def _check_batch(batch: int, chunk: int) -> None:
-    if batch < 1 or chunk < 1:
-        raise InputError(f"batch and chunk are at least 1, not {batch} and {chunk}")
-
-
 def _check_vocabulary(model: nn.Module, tokens: Tensor) -> None:
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     if isinstance(size, int) and int(tokens.max()) >= size:
@@ -106,14 +102,13 @@ def token_nll(
     tokens at a time.
     """
     windows = as_windows(tokens)
-    _check_batch(batch, chunk)
     _check_vocabulary(model, windows.tokens)
     device = next(model.parameters()).device
     n, length = windows.tokens.shape
     values = torch.zeros(n, length - 1)
     with evaluating(model), progress(total=n, unit="sequences", description="loss") as advance:
         parts = halves(model)
-        for start in range(0, n, batch):
+        for start in starts(n, batch):
             rows = windows.tokens[start : start + batch].to(device)
             hidden = parts.trunk(rows[:, :-1])
             for part in _slices(length - 1, len(rows), chunk):
@@ -145,7 +140,6 @@ def divergence(
     `within=lambda: perpend.edit(model, site="residual.mlp", parallel=0.0)`.
     """
     windows = as_windows(tokens)
-    _check_batch(batch, chunk)
     _check_vocabulary(base, windows.tokens)
     _check_vocabulary(other, windows.tokens)
     device, far = next(base.parameters()).device, next(other.parameters()).device
@@ -153,7 +147,7 @@ def divergence(
     tables = {name: torch.zeros(n, length - 1) for name in ("base", "other", "kl", "agreement")}
     with evaluating(base, other), progress(total=n, unit="sequences", description="divergence") as advance:
         first, second = halves(base), halves(other)
-        for start in range(0, n, batch):
+        for start in starts(n, batch):
             rows = windows.tokens[start : start + batch].to(device)
             hidden = first.trunk(rows[:, :-1])
             with within():

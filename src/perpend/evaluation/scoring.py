@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import starts
 from perpend.errors import InputError
 from perpend.models.head import Halves, halves
 from perpend.progress import Progress, silent
@@ -150,7 +151,7 @@ def loglikelihoods(
                 answers[index] = answer
             advance(len(got or ()))
         alone.sort(key=lambda run: -len(run.tokens))  # the longest first: memory runs out at once or never
-        for start in range(0, len(alone), batch):
+        for start in starts(len(alone), batch):
             for index, answer in _plain(parts, alone[start : start + batch], device):
                 answers[index] = answer
                 advance(1)

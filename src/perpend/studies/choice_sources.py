@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.special import logsumexp
 
+from perpend.batching import starts
 from perpend.errors import InputError
 
 SAMPLE = 8  # single rows a sequence
@@ -199,11 +200,11 @@ def _single_rows(
             kept[call.layer].append(logs.transpose(0, 1).flatten(1, 2).cpu().numpy())
 
     run = runner(model, set(data.inputs))
-    starts = range(0, data.count, batch)
+    first = starts(data.count, batch)
     with torch.no_grad(), attach(model, collect):
-        for start in starts:
+        for start in first:
             run(data.batch(start, min(data.count, start + batch))[0])
-    whole = [site for site in sites if len(kept[site.index]) == len(starts)]
+    whole = [site for site in sites if len(kept[site.index]) == len(first)]
     if not whole:
         raise InputError(f"no layer sees all of keys 0 to {window - 1}; use a smaller window")
     rows = np.concatenate([np.concatenate(kept[site.index], 1) for site in whole])

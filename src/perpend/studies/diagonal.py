@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import batches
 from perpend.distributed import Store, direct, map_blocks
 from perpend.models.attention import AttentionCall, attach, attention_sites, self_weight
 from perpend.models.edit import coefficient_along, own_value, value_coefficient
@@ -292,7 +293,7 @@ def diagonal_study(
         def block(index: int) -> dict[str, Tensor]:
             sums = _Sums()
             with _watched(model, sums, parallel, undefined):
-                for rows in tokens[starts[index] : starts[index] + BLOCK].split(batch):
+                for rows in batches(tokens[starts[index] : starts[index] + BLOCK], batch):
                     trunk(rows.to(device))
                     done(rows.numel())
             return sums.tensors()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import batches
 from perpend.distributed import Store, direct, map_blocks
 from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.edit import VALUE_SITES, Edit
@@ -51,7 +52,7 @@ def gradient_study(
 
     windows = as_windows(tokens)
     device = next(model.parameters()).device
-    groups = windows.tokens.split(batch)
+    groups = batches(windows.tokens, batch)
 
     def compute(index: int) -> dict[str, Tensor]:
         losses, slopes = gradient_map(model, groups[index].to(device), sites=sites, reference=reference)

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import batches
 from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError
 from perpend.evaluation.windows import Windows, as_windows
@@ -138,7 +139,7 @@ def _base(model: nn.Module, windows: Windows, batch: int) -> Iterator[tuple[list
     """Last hidden states by batch, and the unedited losses."""
     parts, device = halves(model), next(model.parameters()).device
     hidden, losses = [], []
-    for rows in windows.tokens.split(batch):
+    for rows in batches(windows.tokens, batch):
         rows = rows.to(device)
         hidden.append(parts.trunk(rows[:, :-1]))
         losses.append(token_losses(model, hidden[-1], rows))
@@ -150,7 +151,7 @@ def _run(
 ) -> dict[str, Tensor]:
     parts, device = halves(model), next(model.parameters()).device
     columns: list[tuple[Tensor, ...]] = []
-    for rows, plain in zip(windows.tokens.split(batch), hidden):
+    for rows, plain in zip(batches(windows.tokens, batch), hidden):
         rows = rows.to(device)
         with cell.applied(model):
             altered = parts.trunk(rows[:, :-1])

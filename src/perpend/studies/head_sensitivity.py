@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import batches
 from perpend.compression.replay import Replay, capture, stand_ins
 from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError
@@ -75,7 +76,7 @@ def prefixes(model: nn.Module, tokens: Tensor | Windows, batch: int) -> Prefixes
     """Every batch of `tokens` at the entry of the first block."""
     halves(model)
     device = next(model.parameters()).device
-    return Prefixes(model, [rows.to(device) for rows in as_windows(tokens).tokens.split(batch)])
+    return Prefixes(model, [rows.to(device) for rows in batches(as_windows(tokens).tokens, batch)])
 
 
 def layer_changes(

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import starts
 from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError, PerpendError
 from perpend.models.inputs import model_inputs
@@ -88,23 +89,23 @@ def evaluate_agreement(
     for a model whose output is neither logits nor hidden states.
     """
     distinct = distinct_sets(sets)
-    starts = range(0, len(inputs), batch)
+    cuts = starts(len(inputs), batch)
     first = next(model.parameters())
 
     with progress(total=len(inputs), unit="inputs", description="pruned models") as advance:
 
         def compute(block: int) -> dict[str, Tensor]:
-            rows = inputs[starts[block] : starts[block] + batch]
+            rows = inputs[cuts[block] : cuts[block] + batch]
             rows = rows.to(first.device, first.dtype) if rows.is_floating_point() else rows.to(first.device)
             walk = Walk(model, rows, distinct)
-            truth = None if labels is None else labels[starts[block] : starts[block] + batch].to(first.device)
+            truth = None if labels is None else labels[cuts[block] : cuts[block] + batch].to(first.device)
             outputs = _Outputs(model, rows, len(distinct), truth)
             walk.run(outputs.leaf)
             advance(len(rows))
             ran = torch.tensor([walk.runs, walk.blocks])
             return {**outputs.kept(), "ran": ran, "alive": walk.alive}
 
-        done = map_blocks(len(starts), compute, store=store, name="pruned")
+        done = map_blocks(len(cuts), compute, store=store, name="pruned")
     if "plain" in done[0]:
         plain, pruned = (
             torch.cat([torch.as_tensor(p[key]) for p in done], -2) for key in ("plain", "pruned")

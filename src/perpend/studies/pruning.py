@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import starts
 from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import PerpendError
 from perpend.evaluation.windows import Windows, as_windows
@@ -83,14 +84,14 @@ def evaluate_sets(
     """
     windows = as_windows(tokens)
     distinct = distinct_sets(sets)
-    starts = range(0, len(windows.tokens), batch)
+    cuts = starts(len(windows.tokens), batch)
     parts = halves(model)
     device = next(model.parameters()).device
 
     with progress(total=len(windows.tokens), unit="sequences", description="pruned models") as advance:
 
         def compute(block: int) -> dict[str, Tensor]:
-            rows = windows.tokens[starts[block] : starts[block] + batch].to(device)
+            rows = windows.tokens[cuts[block] : cuts[block] + batch].to(device)
             walk = Walk(model, rows[:, :-1], distinct)
             measured = _Losses(model, parts, rows, len(distinct))
             walk.run(measured.leaf)
@@ -98,7 +99,7 @@ def evaluate_sets(
             ran = torch.tensor([walk.runs, walk.blocks])
             return {"base": measured.base, **measured.found, "ran": ran, "alive": walk.alive}
 
-        done = map_blocks(len(starts), compute, store=store, name="pruned")
+        done = map_blocks(len(cuts), compute, store=store, name="pruned")
     joined = {name: np.concatenate([np.asarray(p[name]) for p in done], -1) for name in ("base", *MEASURES)}
     runs, plain = np.sum([np.asarray(p["ran"]) for p in done], 0)
     return SetLosses(

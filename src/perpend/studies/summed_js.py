@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import starts
 from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError
 from perpend.models.attention import AttentionCall, attach, attention_sites, row_logits
@@ -91,7 +92,7 @@ def summed_jensen_shannon(
         total: Tensor | None = None
         last = min(len(tokens), (index + 1) * block)
         with torch.no_grad(), attach(model, collect):
-            for start in range(index * block, last, batch):
+            for start in starts(last, batch, first=index * block):
                 seen.clear()
                 run(data.batch(start, min(last, start + batch))[0])
                 logits = torch.cat([rows for _, rows in sorted(seen, key=lambda one: one[0])], 1)

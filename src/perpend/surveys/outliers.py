@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import starts
 from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError
 from perpend.models.attention import AttentionCall, attach, attention_sites, row_logits, visible
@@ -101,7 +102,7 @@ def find_outliers(
     handles = [module.register_forward_hook(keep(index)) for index, module in enumerate(modules)]
     try:
         with torch.no_grad(), progress(total=len(pixels), unit="images", description="norms") as advance:
-            for start in range(0, len(pixels), batch):
+            for start in starts(len(pixels), batch):
                 run_trunk(model, pixels[start : start + batch])
                 advance(len(pixels[start : start + batch]))
     finally:
@@ -212,7 +213,7 @@ def survey_outliers(
 
         last = min(len(pixels), (index + 1) * block)
         with torch.no_grad(), attach(model, add):
-            for start in range(index * block, last, batch):
+            for start in starts(last, batch, first=index * block):
                 stop = min(last, start + batch)
                 now[:] = positions[start:stop]
                 run_trunk(model, pixels[start:stop])

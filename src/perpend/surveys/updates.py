@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from perpend.batching import starts
 from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError, unknown_name
 from perpend.models.inputs import run_trunk
@@ -290,8 +291,6 @@ def survey_updates(
     Memory does not grow with n. Raises InputError for shapes that do not fit, and whatever `contributions`
     raises.
     """
-    if batch < 1:
-        raise InputError(f"batch is a number of sequences, at least 1, not {batch}")
     tokens, mask = _checked(tokens, mask)
     chosen = parts_of(model) if parts is None else ((parts,) if isinstance(parts, str) else tuple(parts))
     total = len(tokens)
@@ -303,7 +302,7 @@ def survey_updates(
             rows = slice(index * BLOCK, min((index + 1) * BLOCK, total))
             collector.clear()
             real = []
-            for start in range(rows.start, rows.stop, batch):
+            for start in starts(rows.stop, batch, first=rows.start):
                 part = slice(start, min(start + batch, rows.stop))
                 given = None if mask is None else mask[part]
                 run_trunk(model, tokens[part], given)
