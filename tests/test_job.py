@@ -133,7 +133,8 @@ def test_lists_of_seeds(text: str, seeds: tuple[int, ...]) -> None:
         ("0-1000", "more than 1000"),
         ("0-600,700-1200", "more than 1000"),
         (str(2**64), "largest"),  # no generator takes it
-        ("5-3", "names none"),
+        ("5-3", "write 3-5"),
+        ("1,5-3", "write 3-5"),
         ("-1", "list of seeds"),
         ("²", "list of seeds"),
     ],

@@ -65,6 +65,8 @@ class Seeds(click.ParamType):
             if not first.isdecimal() or (dash and not last.isdecimal()):
                 self.fail(f"{value!r} is no list of seeds; write 0 or 0,1,2 or 0-4", param, ctx)
             low, high = int(first), int(last if dash else first)
+            if high < low:
+                self.fail(f"{part.strip()!r} runs backwards; write {high}-{low}", param, ctx)
             if high >= 2**32:
                 self.fail(f"{value!r} has a seed above {2**32 - 1}, the largest", param, ctx)
             if len(seeds) + high - low >= 1000:
