@@ -65,3 +65,14 @@ def test_segments_matter_and_the_last_real_token_is_the_separator() -> None:
     np.testing.assert_allclose(survey.statistics["sink_mass"], mass, rtol=1e-5)
     assert np.isnan(survey.signatures).all()
     assert any("no signatures" in note for note in survey.notes)
+
+
+def test_a_first_sequence_of_one_token_does_not_make_an_encoder_causal() -> None:
+    model, ids, real = tiny.build("bert"), tiny.tokens(3, 20), torch.ones(3, 20, dtype=torch.long)
+    real[0, 1:] = 0
+    first, last = (
+        survey_attention(model, ids[order], attention_mask=real[order], window=8, sink="cls")
+        for order in ([0, 1, 2], [2, 1, 0])
+    )
+    assert first.rows.tolist() == last.rows.tolist() == [20 + 20] * 3
+    np.testing.assert_allclose(first.signatures, last.signatures, atol=1e-6)

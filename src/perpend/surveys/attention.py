@@ -179,7 +179,9 @@ def _look(
         seen.append(call)
         raise _Seen
 
-    inputs, _ = data.batch(0, 1)
+    # of the longest sequence: only a query that has a real key after it can tell
+    whole = 0 if data.lengths is None else int(data.lengths.argmax())
+    inputs, _ = data.batch(whole, whole + 1)
     hooks = attach(model, look, [site.index for site in sites], tower=tower)
     with torch.no_grad(), suppress(_Seen), hooks:
         run(inputs)  # type: ignore[operator]
