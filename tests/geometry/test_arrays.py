@@ -171,7 +171,7 @@ def test_log_rows_are_checked_too():
     with pytest.raises(InputError, match="no mass"):
         g.entropy(np.array([-np.inf, -np.inf]), log=True)
     assert g.entropy(np.array([0.0, -np.inf]), log=True) == 0
-    for wrong in (np.array(["a"]), np.array([1j])):
+    for wrong in (np.array(["a"]), np.array([1j]), torch.tensor([1j]), [[1, 2], [3]]):
         with pytest.raises(InputError, match="real numbers"):
             g.closure(wrong)
     with pytest.raises(InputError, match="at least 1 part"):
@@ -184,3 +184,8 @@ def test_half_precision_rows_are_summed_in_single():
         low = g.entropy(x.to(dtype))
         assert low.dtype == torch.float32
         torch.testing.assert_close(low, g.entropy(x), rtol=tolerance, atol=tolerance)
+
+
+def test_arrays_of_either_byte_order_are_read():
+    np.testing.assert_array_equal(g.closure(np.array([1.0, 3.0], dtype=">f8")), [0.25, 0.75])
+    np.testing.assert_array_equal(g.closure(np.array([1.0, 3.0], dtype="<f4")), [0.25, 0.75])

@@ -396,3 +396,11 @@ def test_the_documented_example_runs():
     assert f"{names['aitchison_distance'](names['p'], names['q']):.4f}" == "1.1022"
     split = names["split_entropy"](names["p"])
     assert [f"{v:.3f}" for v in (split.total, split.binary, split.content)] == ["0.375", "0.325", "0.500"]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0, 5), (0, 3, 5)])
+def test_no_rows_have_no_dissimilarities(metric: str, shape: tuple[int, ...]) -> None:
+    (weight, *_) = weights(metric)
+    found = g.pairwise(np.zeros(shape), metric, sink=0, weight=weight)
+    assert found.shape == (*shape[:-1], shape[-2])

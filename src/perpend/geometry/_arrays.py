@@ -68,15 +68,21 @@ class Kind:
 
 def _as_tensor(array: Array) -> Tensor:
     if isinstance(array, Tensor):
+        if array.is_complex():
+            raise InputError(f"expected an array of real numbers, got {array.dtype}")
         return array
-    values = np.asarray(array)
+    try:
+        values = np.asarray(array)
+    except ValueError as error:
+        raise InputError(f"expected an array of real numbers, all rows of one length ({error})") from error
     if values.dtype.kind not in "fiub":
         raise InputError(f"expected an array of real numbers, got {values.dtype} (shape {values.shape})")
     if values.dtype.kind != "f" or values.dtype.itemsize > 8:
         values = values.astype(np.float64)
     if not values.flags.writeable or any(stride < 0 for stride in values.strides):
         values = values.copy()
-    return torch.from_numpy(np.ascontiguousarray(values).reshape(values.shape))
+    native = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
+    return torch.from_numpy(native.reshape(values.shape))
 
 
 def parts(rows: Tensor, least: int = 1, name: str = "rows") -> int:

@@ -35,7 +35,7 @@ def matrix(rows: Rows) -> Tensor:
     p = rows.detached_from_zero()
     if p.requires_grad:
         return _exact(p.unsqueeze(-2), p.unsqueeze(-3))
-    flat = p.reshape(-1, *p.shape[-2:])
+    flat = p.reshape(math.prod(p.shape[:-2]), *p.shape[-2:])
     out = torch.zeros(*flat.shape[:2], flat.shape[1], dtype=p.dtype, device=p.device)
     for index in range(len(flat)):
         _fill(flat[index].contiguous(), out[index])
