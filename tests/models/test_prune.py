@@ -66,3 +66,15 @@ def test_nothing_to_prune_changes_nothing() -> None:
     model, tokens = tiny.tiny("llama"), tiny.tokens(1, 8)
     smaller, _ = pruned(model, [])
     assert torch.equal(logits(smaller, tokens), logits(model, tokens))
+
+
+@pytest.mark.parametrize("head", [(0, -1), (0, 4), (-1, 0), (9, 0)])
+def test_a_head_that_is_not_there_is_refused_rather_than_left_in(head: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="out of range"):
+        pruned(tiny.tiny("llama"), [(0, 0), head])
+
+
+def test_a_head_named_twice_is_one_head(tmp_path: Path) -> None:
+    model = tiny.tiny("llama")
+    report = save_pruned(model, None, [(0, 0), (1, 2), (0, 0)], tmp_path / "s", as_windows(tiny.tokens()))
+    assert report["heads_removed"] == 2

@@ -20,7 +20,7 @@ from torch import nn
 from perpend.errors import PerpendError
 from perpend.evaluation.losses import token_nll
 from perpend.evaluation.windows import Windows
-from perpend.models.ablate import _output_projections, ablate
+from perpend.models.ablate import _by_layer, _output_projections, ablate
 from perpend.models.attention import AttentionSite, attention_sites
 from perpend.models.inputs import model_inputs
 from perpend.models.smaller import check_free
@@ -56,7 +56,7 @@ def save_pruned(
     )
     report = {
         "how": how,
-        "heads_removed": len(heads),
+        "heads_removed": len({(int(layer), int(head)) for layer, head in heads}),
         "parameters": sum(p.numel() for p in smaller.parameters()),
     }
     if isinstance(inputs, Windows):
@@ -71,11 +71,13 @@ def save_pruned(
 
 
 def pruned(model: nn.Module, heads: Sequence[Head]) -> tuple[nn.Module, str]:
-    """A copy of `model` without `heads`, and how: "cut from the projections" or "zeroed in W_O"."""
+    """A copy of `model` without `heads`, and how: "cut from the projections" or "zeroed in W_O".
+
+    Raises InputError for a layer or head that is not there, as `ablate` does.
+    """
     sites = attention_sites(model)
-    removed: dict[int, set[int]] = {site.index: set() for site in sites}
-    for layer, head in heads:
-        removed[layer].add(head)
+    chosen_of = _by_layer(sites, heads)
+    removed = {site.index: set(chosen_of.get(site.index, ())) for site in sites}
     smaller = copy.deepcopy(model)
     if _expressible(smaller, sites, removed):
         _cut(smaller, sites, removed)
