@@ -545,3 +545,12 @@ def test_a_byte_order_mark_is_skipped_and_other_encodings_are_named(tmp_path):
     (tmp_path / "piqa.jsonl").write_bytes(record.encode("latin-1"))
     with pytest.raises(InputError, match="not UTF-8"):
         read(tmp_path, tasks.task("piqa"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"limit": 0}, {"fewshot": -1}, {"context": 0}, {"context": -5}, {"lengths": ()}, {"lengths": (0,)}],
+)
+def test_numbers_out_of_range_are_refused_by_name(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        perpend.evaluate(None, None, "vt", **wrong)

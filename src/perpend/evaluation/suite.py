@@ -54,8 +54,11 @@ def evaluate(
 
     Raises InputError for an unknown task (with near names), a missing file, a model without logits.
     """
-    if limit is not None and limit < 1:
-        raise InputError(f"limit must be at least 1, got {limit}")
+    for name, value, least in (("limit", limit, 1), ("fewshot", fewshot, 0), ("context", context, 1)):
+        if value is not None and value < least:
+            raise InputError(f"{name} must be at least {least}, got {value}")
+    if not lengths or min(lengths) < 1:
+        raise InputError(f"lengths are token counts of at least 1, one or more, got {lengths!r}")
     encoder = Encoder(tokenizer, bos)
     longest = context or context_length(model, tokenizer)
     own, synthetic, other = _sorted(expand(tasks), data)
