@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from perpend.compression.method import regime
 from perpend.compression.rtn import quantize
 from perpend.compression.statistics import Moment
 from perpend.errors import InputError
+from perpend.models import families, layout
+from perpend.models.families.llama import LLAMA
 from perpend.models.stream import blocks
 from tiny import CAUSAL, build, tokens
 
@@ -137,10 +140,16 @@ def _matrices(family):
     return compressible(build(family)).values()
 
 
-def test_a_source_that_does_not_pass_a_scale_on_is_caught():
-    """up_proj -> squared ReLU -> down_proj: dividing up_proj by s divides the activation by s², not s."""
+def test_a_source_that_does_not_pass_a_scale_on_is_caught(monkeypatch):
+    """up_proj -> squared ReLU -> down_proj: dividing up_proj by s divides the activation by s², not s.
+
+    A record that says otherwise (as that of a family added by a user may) does no harm.
+    """
     import transformers as t
 
+    wrong = replace(LLAMA, name="nemotron", model_types=("nemotron",), norm_offset=1.0)
+    records = tuple(wrong if record.name == "nemotron" else record for record in families.known())
+    monkeypatch.setattr(layout, "known", lambda: records)
     torch.manual_seed(0)
     config = t.NemotronConfig(
         vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -17,7 +17,7 @@ from perpend.runs import FinishedRun, Run
 VERBS = Path(__file__).parent / "verbs"
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _fake_command() -> Iterator[None]:
     """`perpend fake`: one file put into perpend.commands, as a user's own verb would be."""
     before = list(commands.__path__)
@@ -27,7 +27,7 @@ def _fake_command() -> Iterator[None]:
     sys.modules.pop("perpend.commands.fake", None)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FinishedRun]:
     """A finished run folder of the made-up command."""
     from perpend.commands import fake
@@ -51,7 +51,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished
     return make
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def run(make_run: Callable[..., FinishedRun]) -> FinishedRun:
     return make_run()
 
@@ -119,7 +119,7 @@ class Browser:
         )
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     webdriver = pytest.importorskip(
         "selenium.webdriver", reason="selenium is not installed: pip install selenium"
