@@ -189,3 +189,16 @@ def test_half_precision_rows_are_summed_in_single():
 def test_arrays_of_either_byte_order_are_read():
     np.testing.assert_array_equal(g.closure(np.array([1.0, 3.0], dtype=">f8")), [0.25, 0.75])
     np.testing.assert_array_equal(g.closure(np.array([1.0, 3.0], dtype="<f4")), [0.25, 0.75])
+
+
+@pytest.mark.parametrize("sink", [1.5, [1.5], [0, 1.0], np.array([0.5])])
+def test_a_sink_that_is_no_index_is_refused_and_not_rounded(sink):
+    with pytest.raises(InputError, match="index or a list of indices"):
+        g.sink_mass(np.array([0.2, 0.3, 0.5]), sink)
+
+
+@pytest.mark.parametrize(
+    "sink", [1, -2, np.int64(1), [1], (1,), np.array([1]), torch.tensor([1]), torch.tensor(1)]
+)
+def test_a_sink_in_every_spelling_of_an_index(sink):
+    assert g.sink_mass(np.array([0.2, 0.3, 0.5]), sink) == 0.3

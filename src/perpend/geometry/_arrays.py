@@ -8,7 +8,8 @@ Precision: integers and lists become float64, half precision is raised to float3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,8 +103,11 @@ def sink_parts(sink: Sink, count: int) -> tuple[list[int], list[int]]:
     """
     if isinstance(sink, (bool, str)) or sink is None:
         raise InputError(f"sink must be an index or a list of indices, got {sink!r}")
-    given = [sink] if isinstance(sink, (int, np.integer)) else [int(index) for index in sink]
-    indices = sorted({int(index) % count for index in given if -count <= index < count})
+    try:
+        given = [operator.index(index) for index in (sink if isinstance(sink, Iterable) else [sink])]
+    except TypeError:  # 1.5 is no index, and is not rounded to one
+        raise InputError(f"sink must be an index or a list of indices, got {sink!r}") from None
+    indices = sorted({index % count for index in given if -count <= index < count})
     if len(indices) != len(given) or not indices:
         raise InputError(f"sink {sink!r} must name distinct parts out of {count} (0..{count - 1})")
     if len(indices) == count:
