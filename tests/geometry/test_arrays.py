@@ -197,8 +197,6 @@ def test_a_sink_that_is_no_index_is_refused_and_not_rounded(sink):
         g.sink_mass(np.array([0.2, 0.3, 0.5]), sink)
 
 
-@pytest.mark.parametrize(
-    "sink", [1, -2, np.int64(1), [1], (1,), np.array([1]), torch.tensor([1]), torch.tensor(1)]
-)
+@pytest.mark.parametrize("sink", [1, -2, np.int64(1), [1], (1,), np.array([1]), torch.tensor([1])])
 def test_a_sink_in_every_spelling_of_an_index(sink):
     assert g.sink_mass(np.array([0.2, 0.3, 0.5]), sink) == 0.3
