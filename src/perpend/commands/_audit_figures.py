@@ -41,7 +41,7 @@ def figures(run: Any) -> list[Figure]:
 
 def _ends(table: pd.DataFrame, names: list[str], known: Any, low: str = "low", high: str = "high") -> Any:
     """The table with interval columns, and the chart's arguments for them; neither without intervals."""
-    if not all(name in known and "low" in known[name] for name in names if name):
+    if not all(name in known and {"low", "high"} <= set(known[name]) for name in names if name):
         return table, {}
     ends = {
         end: [known[name][end] if name else value for name, value in zip(names, table.iloc[:, -1])]

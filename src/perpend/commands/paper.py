@@ -59,6 +59,8 @@ def command(
 
     if claims:
         return _claims(item)
+    if item and item.startswith("-"):  # `paper --all -- --text …`: no item, the words after -- came first
+        item, more = None, (item, *more)
     if item is None and not everything:
         if models or more:
             raise InputError("name a table or figure (`perpend paper` lists them), or give --all")
