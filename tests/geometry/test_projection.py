@@ -95,3 +95,15 @@ def test_what_cannot_be_split_is_refused():
         g.decompose(np.ones(3), np.ones(4))
     with pytest.raises(InputError, match=r"update: 1 NaN or infinite value \(first at index \(1, 0\)\)"):
         g.decompose(np.array([[1.0, 2.0], [np.nan, 1.0]]), np.ones(2))
+
+
+@pytest.mark.parametrize("size", [1e-250, 1e-160, 1e160, 1e250])
+def test_ratio_and_cosine_do_not_depend_on_the_common_size(size):
+    rng = np.random.default_rng(0)
+    update, reference = rng.normal(size=(4, 6)), rng.normal(size=(4, 6))
+    np.testing.assert_allclose(
+        g.decompose(size * update, size * reference).ratio, g.decompose(update, reference).ratio, rtol=1e-12
+    )
+    for name in ("cosine", "exact", "rho", "alpha"):
+        scaled, plain = (g.cosine_identity(s * update, s * reference) for s in (size, 1.0))
+        np.testing.assert_allclose(getattr(scaled, name), getattr(plain, name), rtol=1e-12)

@@ -59,6 +59,8 @@ def cosine_identity(update: Array, reference: Array) -> CosineIdentity:
     """
     kind = Kind.of(update, reference)
     delta, x = _vectors(kind, update, reference)
+    size = _largest(torch.cat(torch.broadcast_tensors(delta, x), -1))
+    delta, x = delta / size, x / size  # nothing below depends on their common size
     split = _decompose(delta, x)
     along = norm(x + split.parallel)
     rho = norm(split.perpendicular) / along
@@ -92,17 +94,21 @@ def _vectors(kind: Kind, update: Array, reference: Array) -> tuple[Tensor, Tenso
 
 
 def _decompose(delta: Tensor, z: Tensor) -> Decomposition:
-    # z is scaled by its largest entry, so that tiny and huge references stay in the range of the square.
-    scale = z.detach().abs().amax(-1, keepdim=True)
-    scale = torch.where(scale > 0, scale, 1.0)
+    scale = _largest(z)
     direction = z / scale
     square = direction.square().sum(-1, keepdim=True)
     weight = (delta * direction).sum(-1, keepdim=True) / torch.where(square > 0, square, 1.0)
     parallel = weight * direction
     perpendicular = delta - parallel
-    return Decomposition(
-        parallel, perpendicular, (weight / scale).squeeze(-1), norm(parallel) / norm(perpendicular)
-    )
+    size = _largest(delta)
+    ratio = norm(parallel / size) / norm(perpendicular / size)
+    return Decomposition(parallel, perpendicular, (weight / scale).squeeze(-1), ratio)
+
+
+def _largest(values: Tensor) -> Tensor:
+    """The largest entry (..., 1), 1 where all are zero: divided by it, no square leaves the range."""
+    size = values.detach().abs().amax(-1, keepdim=True)
+    return torch.where(size > 0, size, 1.0)
 
 
 def _unit(values: Tensor) -> Tensor:
