@@ -225,6 +225,17 @@ def seed_options(default: Sequence[int] = (0,)) -> Callable[[F], F]:
     )
 
 
+def bootstrap_option(default: int, more: str = "") -> Callable[[F], F]:
+    """How many resamples of the text the intervals take; `more` is said of the verb."""
+    return click.option(
+        "--bootstrap",
+        type=click.IntRange(0),
+        default=default,
+        show_default=True,
+        help=f"Resamples of the text for the intervals; 0 for none.{more and ' ' + more}",
+    )
+
+
 def run_options(function: F) -> F:
     """Where the run goes and how it is told."""
     return _all(

@@ -157,17 +157,8 @@ def _calibration(run: Any) -> Figure | None:
     points, curve = run.tables["calibration"], run.tables["calibration_curve"]
     panels = {}
     for metric in dict.fromkeys(points["metric"]):
-        panels[metric.replace("_", "-")] = charts.scatter(
-            points[points["metric"] == metric],
-            "sink_mass",
-            "rate",
-            curve=curve[curve["metric"] == metric],
-            curve_low="low",
-            curve_high="high",
-            name="model",
-            series="source",
-            x_label="signature sink mass",
-            y_label="reversal rate",
+        panels[metric.replace("_", "-")] = over_curve(
+            points, curve, metric, series="source", x_label="signature sink mass"
         )
     return Figure(
         "Calibration",
@@ -176,4 +167,19 @@ def _calibration(run: Any) -> Figure | None:
         points,
         "The curve is sampled from random heads with the sink mass on the horizontal axis and peaked content "
         "(α = 0.1); no model enters it. Points are measured models.",
+    )
+
+
+def over_curve(points: pd.DataFrame, curve: pd.DataFrame, metric: str, **drawn: Any) -> Any:
+    """Models' reversal rates against their sink mass, over the curve that no model enters."""
+    return charts.scatter(
+        points[points["metric"] == metric],
+        "sink_mass",
+        "rate",
+        curve=curve[curve["metric"] == metric],
+        curve_low="low",
+        curve_high="high",
+        name="model",
+        y_label="reversal rate",
+        **drawn,
     )

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perpend.commands._taxonomy_figures import labels, maps, trees
 from perpend.report import charts
 from perpend.report.figure import Figure
-from perpend.studies import taxonomy
 
 NAMES = {
     "cosine": "cosine",
@@ -155,7 +155,6 @@ def _stability(clusters: pd.DataFrame) -> Figure:
 
 def _trees(run: Any) -> Figure:
     heads = run.tables["heads"]
-    names = [f"{layer}.{head}" for layer, head in zip(heads["layer"], heads["head"])]
     matrices = {
         "JS, sink kept": run.arrays["jensen_shannon_keep"],
         "JS, sink dropped": run.arrays["jensen_shannon_drop"],
@@ -164,10 +163,7 @@ def _trees(run: Any) -> Figure:
     return Figure(
         "Trees of heads",
         "Which heads belong together, by which question?",
-        {
-            title: charts.dendrogram(taxonomy.merges(d), names, groups=list(heads["layer"]))
-            for title, d in matrices.items()
-        },
+        trees(heads, matrices),
         heads[["layer", "head", *(f"{name}_cluster" for name in QUESTIONS)]],
         "Average linkage; one dot a head, coloured by layer, and two heads meet at their clusters' mean "
         "distance.",
@@ -175,22 +171,11 @@ def _trees(run: Any) -> Figure:
 
 
 def _plane(heads: pd.DataFrame) -> Figure:
-    shown = heads.assign(head=[f"{a}.{b}" for a, b in zip(heads["layer"], heads["head"])])
+    shown = heads.assign(head=labels(heads))
     return Figure(
         "Map of heads",
         "Which heads lie near each other, by which question?",
-        {
-            title: charts.scatter(
-                shown.assign(cluster=shown["js_keep_cluster"].astype(str)),
-                f"{name}_x",
-                f"{name}_y",
-                series="cluster",
-                x_label="first axis",
-                y_label="second axis",
-                tooltip=("head",),
-            )
-            for name, title in QUESTIONS.items()
-        },
+        maps(shown.assign(cluster=shown["js_keep_cluster"].astype(str)), QUESTIONS, "cluster"),
         shown,
         "Classical scaling to a plane. All three maps are coloured by the clusters of JS with the sink: "
         "where colours mix, those clusters are not there without it.",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from perpend.commands._attention_figures import over_curve
 from perpend.report import charts
 from perpend.report.figure import Figure
 
@@ -56,17 +57,7 @@ def _reversals(run: Any) -> Figure:
         "Reversals and sink mass",
         "Do verdicts reverse as often as the sink mass alone would make them?",
         {
-            said: charts.scatter(
-                points[points["metric"] == metric],
-                "sink_mass",
-                "rate",
-                curve=curve[curve["metric"] == metric],
-                curve_low="low",
-                curve_high="high",
-                name="model",
-                x_label="sink mass of signatures",
-                y_label="reversal rate",
-            )
+            said: over_curve(points, curve, metric, x_label="sink mass of signatures")
             for metric, said in NAMES.items()
         },
         points,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from perpend.report import charts
@@ -82,16 +84,11 @@ def _blocks(run: Any) -> Figure:
 
 def _trees(run: Any) -> Figure:
     heads = run.tables["heads"]
-    names = [f"{layer}.{head}" for layer, head in zip(heads["layer"], heads["head"])]
+    matrices = {title: run.arrays[name] for name, title in QUESTIONS.items()}
     return Figure(
         "Trees of heads under both conventions",
         "Which heads belong together, with and without the sink?",
-        {
-            title: charts.dendrogram(
-                taxonomy.merges(run.arrays[name], run.results["linkage"]), names, groups=list(heads["layer"])
-            )
-            for name, title in QUESTIONS.items()
-        },
+        trees(heads, matrices, run.results["linkage"]),
         heads[["layer", "head", *(f"{name}_cluster" for name in QUESTIONS)]],
         "Average linkage; one dot a head, coloured by layer, and two heads meet at their clusters' mean "
         "distance. The content distance has one tree for both conventions.",
@@ -100,7 +97,7 @@ def _trees(run: Any) -> Figure:
 
 def _plane(heads: pd.DataFrame) -> Figure:
     shares = [name for name in heads if name.endswith("_share")]
-    shown = heads.assign(head=[f"{a}.{b}" for a, b in zip(heads["layer"], heads["head"])])
+    shown = heads.assign(head=labels(heads))
     if shares:
         shown["most on"] = [
             next((name.removesuffix("_share").upper() for name in shares if row[name] > 0.5), "content")
@@ -113,19 +110,40 @@ def _plane(heads: pd.DataFrame) -> Figure:
     return Figure(
         "Map of heads under both conventions",
         "Which heads lie near each other, with and without the sink?",
-        {
-            title: charts.scatter(
-                shown,
-                f"{name}_x",
-                f"{name}_y",
-                series=series,
-                x_label="first axis",
-                y_label="second axis",
-                tooltip=("head",),
-            )
-            for name, title in QUESTIONS.items()
-        },
+        maps(shown, QUESTIONS, series),
         shown,
         f"Classical scaling to a plane, coloured by {said} in all maps: where colours part in one map and "
         "mix in another, the grouping belongs to the sink.",
     )
+
+
+def labels(heads: pd.DataFrame) -> list[str]:
+    """layer.head of each row of a table of heads."""
+    return [f"{layer}.{head}" for layer, head in zip(heads["layer"], heads["head"])]
+
+
+def trees(
+    heads: pd.DataFrame, matrices: Mapping[str, np.ndarray], linkage: str = "average"
+) -> dict[str, Any]:
+    """A dendrogram of the heads for each title and its distances, coloured by layer."""
+    names, layers = labels(heads), list(heads["layer"])
+    return {
+        title: charts.dendrogram(taxonomy.merges(distances, linkage), names, groups=layers)
+        for title, distances in matrices.items()
+    }
+
+
+def maps(heads: pd.DataFrame, questions: Mapping[str, str], series: str) -> dict[str, Any]:
+    """A plane of the heads for each question (column prefix -> title), coloured by one column."""
+    return {
+        title: charts.scatter(
+            heads,
+            f"{name}_x",
+            f"{name}_y",
+            series=series,
+            x_label="first axis",
+            y_label="second axis",
+            tooltip=("head",),
+        )
+        for name, title in questions.items()
+    }

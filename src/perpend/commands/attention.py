@@ -8,6 +8,7 @@ import click
 
 from perpend.commands._reading_options import asked, reading_options
 from perpend.options import (
+    bootstrap_option,
     image_options,
     model_options,
     row_options,
@@ -42,13 +43,7 @@ EPSILON_SEQUENCES = 2  # the ε sweep shows a principle; it needs rows, not many
     show_default=True,
     help="Closer-head questions sampled a seed.",
 )
-@click.option(
-    "--bootstrap",
-    type=click.IntRange(0),
-    default=200,
-    show_default=True,
-    help="Resamples of the text for the intervals; 0 for none.",
-)
+@bootstrap_option(200)
 @reading_options
 @seed_options((0, 1, 2))
 @run_options

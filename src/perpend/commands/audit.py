@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perpend.options import run_options, verb
+from perpend.options import bootstrap_option, run_options, verb
 
 if TYPE_CHECKING:
     from perpend.report.figure import Figure
@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 @verb("perpend audit runs/attention-smollm2-135m-instruct-1", "perpend audit my-run --out my-audit --json")
 @click.argument("run", metavar="RUN")
-@click.option(
-    "--bootstrap",
-    type=click.IntRange(0),
-    default=100,
-    show_default=True,
-    help="Resamples of the text for the intervals; 0 for none. A run needs sums per block of sequences.",
-)
+@bootstrap_option(100, "A run needs sums per block of sequences.")
 @run_options
 def command(**options: Any) -> None:
     """Audit the head signatures of RUN, the folder of a finished `perpend attention`.

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perpend.options import DTYPES, Near, row_options, run_options, seed_options, text_options, verb
+from perpend.options import (
+    DTYPES,
+    Near,
+    bootstrap_option,
+    row_options,
+    run_options,
+    seed_options,
+    text_options,
+    verb,
+)
 
 if TYPE_CHECKING:
     from perpend.report.figure import Figure
@@ -28,13 +37,7 @@ if TYPE_CHECKING:
 )
 @text_options(sequences=64, length=192, batch=8)
 @row_options
-@click.option(
-    "--bootstrap",
-    type=click.IntRange(0),
-    default=100,
-    show_default=True,
-    help="Resamples of the text for the intervals; 0 for none.",
-)
+@bootstrap_option(100)
 @seed_options((0,))
 @run_options
 def command(**options: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perpend.options import DTYPES, Near, run_options, seed_options, verb
+from perpend.options import DTYPES, Near, bootstrap_option, run_options, seed_options, verb
 
 if TYPE_CHECKING:
     from perpend.report.figure import Figure
@@ -44,13 +44,7 @@ NAMES = ("table-5", "clark")
 @click.option("--text", help="A file, folder, .jsonl or named data set.  [default: built-in English]")
 @click.option("--sequences", type=click.IntRange(1), help="How many.  [default: the protocol's, or all]")
 @click.option("--batch", type=click.IntRange(1), default=8, show_default=True, help="Sequences a pass.")
-@click.option(
-    "--bootstrap",
-    type=click.IntRange(0),
-    default=100,
-    show_default=True,
-    help="Resamples of the text for the intervals; 0 for none.",
-)
+@bootstrap_option(100)
 @seed_options((0,))
 @run_options
 def command(**options: Any) -> None:
