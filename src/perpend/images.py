@@ -243,10 +243,12 @@ def classify(model: Any, pixels: torch.Tensor, *, batch: int = 8) -> torch.Tenso
     """
     import torch
 
-    found = []
+    from perpend.models.placement import input_device
+
+    found, device = [], input_device(model)
     with torch.inference_mode():
         for start in starts(len(pixels), batch):
-            made = model(pixel_values=pixels[start : start + batch].to(model.device, model.dtype))
+            made = model(pixel_values=pixels[start : start + batch].to(device, model.dtype))
             logits = getattr(made, "logits", None)
             if logits is None or logits.ndim != 2:
                 return None

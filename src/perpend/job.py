@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from perpend.runs import Run
 
 # Options that say where and how a run is told, not what it computes: they may differ on --resume.
-TELLING = {"out", "resume", "json", "quiet", "plan", "device"}
+TELLING = {"out", "resume", "json", "quiet", "plan", "device", "max_memory"}
 _MODEL = {"model", "revision", "dtype", "trust_remote_code"}
 _TEXT = {"text", "sequences", "length", "bos", "images"}
 
@@ -42,16 +42,18 @@ class Job:
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
         from perpend.models.load import load
+        from perpend.models.placement import places
 
         chosen = {key: self.options.get(key) for key in ("revision", "dtype")}
         model, tokenizer = load(
             self.options.get("model"),
             device=self.options.get("device") or distributed.local_device(),
             trust_remote_code=bool(self.options.get("trust_remote_code")),
+            max_memory=self.options.get("max_memory"),
             **chosen,
         )
-        record = self.model_name
-        note(f"{record}: {short(model.num_parameters())} parameters, {_dtype(model)} on {model.device}")
+        size = short(model.num_parameters())
+        note(f"{self.model_name}: {size} parameters, {_dtype(model)} on {places(model)}")
         return model, tokenizer
 
     @property
@@ -230,16 +232,20 @@ def probe(
     bytes."""
     import torch
 
-    run = forward or (lambda ids: model(ids.to(model.device)))
-    first, on_gpu = tokens[:batch], model.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(model.device)
+    from perpend.models.placement import input_device
+
+    device = input_device(model)
+    run = forward or (lambda ids: model(ids.to(device)))
+    first, on_gpu = tokens[:batch], device.type == "cuda"
+    gpus = range(torch.cuda.device_count()) if on_gpu else ()  # a spread model may have weights on all
+    for gpu in gpus:
+        torch.cuda.reset_peak_memory_stats(gpu)
     with torch.inference_mode():
         run(first)
         started = time.perf_counter()
         run(first)
         if on_gpu:
-            torch.cuda.synchronize(model.device)
+            torch.cuda.synchronize(device)
     seconds = time.perf_counter() - started
     batches = -(-len(tokens) // batch)
     each = 1 if tokens.is_floating_point() else tokens.shape[1]  # an image counts as one
@@ -251,7 +257,7 @@ def probe(
         "tokens": total,
         "seconds": total / share / distributed.world(),
         "tokens_per_second": share,
-        "peak_bytes": torch.cuda.max_memory_allocated(model.device) if on_gpu else _peak_resident(),
+        "peak_bytes": sum(map(torch.cuda.max_memory_allocated, gpus)) if on_gpu else _peak_resident(),
         "memory_of": "accelerator" if on_gpu else "process",
     }
 

@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 INVOCATION = "perpend.invocation"  # where a click context keeps the words that started it
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
 # Arguments cannot carry help in click; these are told by name wherever they occur.
@@ -134,9 +134,22 @@ def model_options(function: F) -> F:
         click.argument("model", required=False, default=None),
         click.option("--revision", help="Branch, tag or commit of a hub model."),
         click.option(
-            "--dtype", type=Near(DTYPES), help="Number type of the weights.  [default: the model's]"
+            "--dtype",
+            type=Near(DTYPES),
+            help="Number type of the weights; auto is the checkpoint's own.  [default: float32 on a CPU, "
+            "auto on an accelerator]",
         ),
-        click.option("--device", help="cpu, cuda, cuda:1, mps or auto.  [default: the fastest there is]"),
+        click.option(
+            "--device",
+            help="cpu, cuda, cuda:1, mps, or auto: spread over all devices, then memory, then the disk.  "
+            "[default: the fastest there is]",
+        ),
+        click.option(
+            "--max-memory",
+            metavar="LIST",
+            help="What --device auto may use, as 0=20GiB,cpu=64GiB; the rest of the weights stays on the disk.  "
+            "[default: what is free]",
+        ),
         click.option(
             "--trust-remote-code",
             is_flag=True,

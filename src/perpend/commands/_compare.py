@@ -24,11 +24,12 @@ class Compare(Pairs):
     def other(self) -> Any:
         from perpend.compression.error import check_comparable
         from perpend.models.load import load
+        from perpend.models.placement import as_placed
 
         model, tokenizer = load(
             self.options["other"],
             dtype=self.options["dtype"],
-            device=self.options["device"] or self.job.model.device,
+            **as_placed(self.job.model),
             trust_remote_code=self.options["trust_remote_code"],
         )
         check_comparable(self.job.model, model)

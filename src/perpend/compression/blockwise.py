@@ -25,6 +25,7 @@ from perpend.compression.observe import observe
 from perpend.compression.replay import Replay, capture
 from perpend.compression.statistics import Statistics
 from perpend.errors import InputError, PerpendError, unknown_name
+from perpend.models.placement import held
 from perpend.models.stream import Block, blocks, contributions
 from perpend.progress import Progress, silent
 
@@ -128,18 +129,21 @@ def compress(
     notes: list[str] = []
     with progress(len(found), "blocks", f"compress {regime.name}") as advance:
         for block in found:
-            if block.index in work:
-                job = _calibrate(model, block, work[block.index], replays, hidden, regime)
-                for name, more in regime.method.compress(job, settings_of).items():
-                    facts.setdefault(name, {}).update(more)
-                if regime.repair is not None:
-                    for name, more in regime.repair.fit(job, regime.repair_settings).items():
-                        facts.setdefault(name, {})[regime.repair.name] = more
-                notes += job.warnings
-                del job
-            if replays and block.index < chosen[-1]:
-                for i, replay in enumerate(replays):
-                    hidden[i] = replay.run(block.index, hidden[i])
+            with held(block.module, write=block.index in work):
+                if block.index in work:
+                    # looked up again: the weights of a block that was out of memory are other objects now
+                    matrices = _matrices(model, found, [block.index], keep)[0][block.index]
+                    job = _calibrate(model, block, matrices, replays, hidden, regime)
+                    for name, more in regime.method.compress(job, settings_of).items():
+                        facts.setdefault(name, {}).update(more)
+                    if regime.repair is not None:
+                        for name, more in regime.repair.fit(job, regime.repair_settings).items():
+                            facts.setdefault(name, {})[regime.repair.name] = more
+                    notes += job.warnings
+                    del job
+                if replays and block.index < chosen[-1]:
+                    for i, replay in enumerate(replays):
+                        hidden[i] = replay.run(block.index, hidden[i])
             advance(1)
     size += sum(f.get("extra_bytes", 0) for f in facts.values())
     for note in notes:

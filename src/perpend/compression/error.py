@@ -23,6 +23,7 @@ from perpend.batching import batches
 from perpend.compression.directional import ALONG, Split, isotropic_correlation, split_error
 from perpend.compression.replay import capture
 from perpend.errors import InputError, unknown_name
+from perpend.models.placement import input_device
 from perpend.models.stream import blocks, contributions, parts_of
 from perpend.progress import Progress, silent
 from perpend.report.notebook import Rich
@@ -220,7 +221,7 @@ def measure(
             tallies[mode, way, layer, part].add(split, update.shape[-1])
 
     near, far = _Watcher(), _Watcher()
-    place = other.get_input_embeddings().weight
+    place, dtype = input_device(other), other.get_input_embeddings().weight.dtype
     with (
         contributions(base, near, parts),
         contributions(other, far, parts),
@@ -233,7 +234,7 @@ def measure(
                 following = ours.run(layer, x)
                 mine = dict(near.seen)
                 if "local" in modes and layer in shown:
-                    here = x.to(place.device, place.dtype)
+                    here = x.to(place, dtype)
                     theirs.run(layer, here)
                     for part in parts:
                         if part != "mlp":

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from perpend.errors import PerpendError
+from perpend.models.placement import input_device
 from perpend.models.stream import Block, blocks
 
 
@@ -163,7 +164,7 @@ def _vocabulary(model: nn.Module) -> int:
 
 def _call(model: nn.Module, tokens: Tensor) -> None:
     first = next(model.parameters())
-    tokens = tokens.to(first.device)
+    tokens = tokens.to(input_device(model))
     try:
         if torch.is_floating_point(tokens):
             model(pixel_values=tokens.to(first.dtype))

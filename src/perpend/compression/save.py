@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from perpend.errors import InputError, PerpendError
+from perpend.models.placement import as_placed, is_spread
 from perpend.models.weights import weights_hash
 
 RECORD = "perpend_compression.json"
@@ -41,7 +42,11 @@ def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[s
         model.save_pretrained(part)
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
-        again = type(model).from_pretrained(part, dtype=next(model.parameters()).dtype)
+        placed = {}
+        if is_spread(model):
+            placed = {"device_map": "auto", "max_memory": as_placed(model)["max_memory"]}
+            placed["offload_folder"] = Path(made) / "offload"
+        again = type(model).from_pretrained(part, dtype=next(model.parameters()).dtype, **placed)
         if weights_hash(again) != digest:
             raise PerpendError(f"the model saved for {path} does not load with the same weights")
         del again

@@ -23,6 +23,7 @@ from perpend.compression.error import check_comparable
 from perpend.compression.replay import Replay, capture, split_call, stand_ins
 from perpend.errors import InputError, PerpendError, unknown_name
 from perpend.models.head import Halves, halves
+from perpend.models.placement import input_device
 from perpend.models.stream import blocks, contributions
 from perpend.progress import Progress, silent
 
@@ -93,7 +94,8 @@ def injection(
     generator = torch.Generator().manual_seed(seed)
     calls: dict[int, tuple[Any, Any]] = {}
     added: dict[int, Tensor] = {}
-    place = other.get_input_embeddings().weight  # a quantized model's first parameter may be integers
+    # the embedding's dtype: a quantized model's first parameter may be integers
+    place, dtype = input_device(other), other.get_input_embeddings().weight.dtype
     wanted: dict[str, Any] = {}
 
     def entered(layer: int) -> Any:
@@ -115,7 +117,7 @@ def injection(
         call, hidden = calls[layer]
         wanted.update(part=part, update=None)
         with suppress(_Stop):
-            call.run(theirs[layer].module, hidden.to(place.device, place.dtype))
+            call.run(theirs[layer].module, hidden.to(place, dtype))
         return wanted["update"]
 
     def visit(seen: Any) -> Tensor | None:

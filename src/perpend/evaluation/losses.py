@@ -19,6 +19,7 @@ from perpend.batching import starts
 from perpend.errors import InputError
 from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.head import evaluating, halves
+from perpend.models.placement import input_device
 from perpend.progress import Progress, silent
 
 CHUNK = 1024  # tokens whose logits exist at one time
@@ -103,7 +104,7 @@ def token_nll(
     """
     windows = as_windows(tokens)
     _check_vocabulary(model, windows.tokens)
-    device = next(model.parameters()).device
+    device = input_device(model)
     n, length = windows.tokens.shape
     values = torch.zeros(n, length - 1)
     with evaluating(model), progress(total=n, unit="sequences", description="loss") as advance:
@@ -142,7 +143,7 @@ def divergence(
     windows = as_windows(tokens)
     _check_vocabulary(base, windows.tokens)
     _check_vocabulary(other, windows.tokens)
-    device, far = next(base.parameters()).device, next(other.parameters()).device
+    device, far = input_device(base), input_device(other)
     n, length = windows.tokens.shape
     tables = {name: torch.zeros(n, length - 1) for name in ("base", "other", "kl", "agreement")}
     with evaluating(base, other), progress(total=n, unit="sequences", description="divergence") as advance:

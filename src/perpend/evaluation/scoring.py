@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from perpend.batching import starts
 from perpend.errors import InputError
 from perpend.models.head import Halves, halves
+from perpend.models.placement import input_device
 from perpend.progress import Progress, silent
 
 DEFAULT_CONTEXT = 2048  # where neither the model nor its tokenizer states one
@@ -130,7 +131,7 @@ def loglikelihoods(
     alone, shared = _planned(encoder, requests, limit)
     answers: list[Answer] = [(0.0, False)] * len(requests)
     parts = halves(model)
-    device = next(model.parameters()).device
+    device = input_device(model)
     if share is None:
         share = device.type == "cpu"
     with progress(total=len(requests), unit="requests", description="log-likelihoods") as advance:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from perpend.errors import InputError, PerpendError
 from perpend.models.attention import AttentionCall, AttentionSite, attach, attention_sites
+from perpend.models.placement import stored
 from perpend.models.stream import blocks
 
 Head = tuple[int, int]
@@ -248,6 +249,7 @@ def _columns(module: nn.Module, site: AttentionSite, head: int) -> Tensor:
     weight = getattr(module, "weight", None)
     if _inputs(module) != site.heads * site.value_dim or not weight.is_floating_point():
         return torch.ones(1)
+    weight = stored(module, "weight")
     columns = weight if _is_conv1d(module) else weight.T
     return columns[head * site.value_dim : (head + 1) * site.value_dim]
 

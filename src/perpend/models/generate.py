@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from perpend.models.head import logits_of
+from perpend.models.placement import input_device
 
 Done = Callable[[list[int]], bool]  # the tokens written so far -> is this row finished?
 
@@ -32,7 +33,7 @@ def greedy(
     from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
     width = max(map(len, prompts))
-    device = next(model.parameters()).device
+    device = input_device(model)
     tokens = torch.full((len(prompts), width), pad, dtype=torch.long)
     mask = torch.zeros(len(prompts), width, dtype=torch.long)
     for i, row in enumerate(prompts):
@@ -63,7 +64,7 @@ def greedy(
 def _recomputed(
     model: nn.Module, prompt: Sequence[int], steps: int, done: Done, stops: Sequence[int]
 ) -> list[int]:
-    tokens = torch.tensor([list(prompt)], device=next(model.parameters()).device)
+    tokens = torch.tensor([list(prompt)], device=input_device(model))
     written: list[int] = []
     for _ in range(steps):
         step = logits_of(model(tokens))[:, -1].argmax(-1, keepdim=True)

@@ -98,7 +98,8 @@ def gradient_map(
         grads = torch.autograd.grad(losses.sum(), [leaves.found[key] for key in keys])
     slopes: dict[str, Tensor] = {}
     for site in chosen:
-        each = [grad for key, grad in zip(keys, grads) if key[0] == site]
+        # layers may lie on different devices
+        each = [grad.to(losses.device) for key, grad in zip(keys, grads) if key[0] == site]
         if each and each[0].ndim == 3:  # residual sites have no heads
             each = [grad.unsqueeze(-1) for grad in each]
         slopes[site] = torch.stack(each, 2).transpose(-1, -2)  # [2, n, layers, heads, T - 1]

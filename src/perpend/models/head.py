@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from perpend.errors import InputError
+from perpend.models.placement import input_device
 
 PROBE = 8  # tokens on which the two halves are compared with the whole before they are trusted
 
@@ -77,7 +78,7 @@ def _call(module: nn.Module, tokens: Tensor) -> object:
 def _probe(model: nn.Module) -> Tensor:
     """A few different tokens, [1, PROBE]."""
     vocabulary = int(getattr(getattr(model, "config", None), "vocab_size", None) or PROBE)
-    return (torch.arange(PROBE, device=next(model.parameters()).device) % vocabulary)[None]
+    return (torch.arange(PROBE, device=input_device(model)) % vocabulary)[None]
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

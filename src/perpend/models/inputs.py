@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from perpend.models.placement import input_device
+
 
 def model_inputs(model: nn.Module, tokens: Tensor, mask: Tensor | None = None) -> dict[str, Any]:
     """Keyword arguments of `model.forward` for `tokens` [B, T] (ids) or [B, 3, height, width] (images).
@@ -16,7 +18,7 @@ def model_inputs(model: nn.Module, tokens: Tensor, mask: Tensor | None = None) -
     an unpadded one: GPT-2 and BERT, whose positions are embedded, need to be told. RoBERTa's kind counts its
     own pad tokens and is left alone.
     """
-    device = next(model.parameters()).device
+    device = input_device(model)
     if torch.is_floating_point(tokens):
         return {"pixel_values": tokens.to(device, next(model.parameters()).dtype)}
     accepted = inspect.signature(model.forward).parameters

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from perpend.errors import InputError
 from perpend.models.families import Family, ScaleGroup, known
+from perpend.models.placement import stored
 
 PARTS = ("attn", "mlp", "block")
 
@@ -43,8 +44,9 @@ class Block:
         module = self.out_proj
         if module is None or not hasattr(module, "weight") or module.weight.ndim != 2:
             return None
-        weight = module.weight if isinstance(module, nn.Linear) else module.weight.T
-        return None if weight.shape[1] % heads else weight.detach().unflatten(1, (heads, -1))
+        weight = stored(module, "weight")
+        weight = weight if isinstance(module, nn.Linear) else weight.T
+        return None if weight.shape[1] % heads else weight.unflatten(1, (heads, -1))
 
     @property
     def linears(self) -> dict[str, nn.Module]:

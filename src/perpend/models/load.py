@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from perpend.errors import InputError, unknown_name
 from perpend.models._failures import explained
 from perpend.models._gguf import mend_digits, plain, read_once
 from perpend.models._source import TOKENIZER_FILES, Source, hub_reachable, resolve
+from perpend.models.placement import Scratch
+from perpend.models.placement import max_memory as bytes_of
 from perpend.models.weights import check_finite, weights_hash
 
 __all__ = ["load", "weights_hash"]
@@ -49,13 +51,15 @@ def load(
     device: str | torch.device | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    max_memory: str | Mapping[int | str, int | str] | None = None,
 ) -> tuple[Any, Any]:
     """A model in evaluation mode and its tokenizer (an image model's image processor; None if it has none).
 
     `name`: a short name (`perpend models` lists them; `short@revision` too), a hub name, a local folder, a
     .gguf file; None is SmolLM2-135M-Instruct, which needs a package registry once and no model hub.
     `dtype`: float32 on a CPU and the checkpoint's own on an accelerator unless given ("auto": its own).
-    `device`: the accelerator if there is one; "auto" spreads a large model over all devices with accelerate.
+    `device`: the accelerator if there is one; "auto" spreads a large model with accelerate over all devices,
+    then memory, then the disk. `max_memory` limits what "auto" may use of each, as "0=20GiB,cpu=64GiB".
     `attn_implementation`: None leaves the model its own. `trust_remote_code` runs Python from the model's
     repository: only for repositories you trust.
 
@@ -63,13 +67,20 @@ def load(
     are missing, NaN or infinite included.
     """
     place = _device(device)
-    kind = _dtype(dtype, place)
+    if max_memory is not None and place != "auto":
+        raise InputError("max_memory limits what device='auto' (--device auto) may use; ask for that as well")
+    kind, limits = _dtype(dtype, place), bytes_of(max_memory)
     source = resolve(name, revision, _convert)
+    scratch = Scratch() if place == "auto" else None
+    spread = {"device_map": "auto", "max_memory": limits, "offload_folder": scratch.folder} if scratch else {}
     with _quiet(source), explained(source):
-        model = _read(source, kind, place == "auto", attn_implementation, trust_remote_code)
+        model = _read(source, kind, spread, attn_implementation, trust_remote_code)
         tokenizer = _tokenizer(source, model, trust_remote_code)
-        if place != "auto":
+        if scratch is None:
             model = model.to(place)
+        else:
+            scratch.keep_with(model)
+            model.perpend_max_memory = limits
     check_finite(model)
     model.eval()
     model.perpend_source = source
@@ -125,19 +136,17 @@ def _hub_options(source: Source, trust: bool) -> dict[str, Any]:
     return options
 
 
-def _read(source: Source, dtype: Any, spread: bool, attention: str | None, trust: bool) -> Any:
+def _read(source: Source, dtype: Any, spread: Mapping[str, Any], attention: str | None, trust: bool) -> Any:
     """The model from the class its config names, else from the first class that all its weights fill."""
     from transformers import AutoConfig
 
     options = _hub_options(source, trust)
     config = AutoConfig.from_pretrained(source.place, **options)
-    options |= {"dtype": dtype, "output_loading_info": True, "config": config}
+    options |= {"dtype": dtype, "output_loading_info": True, "config": config, **spread}
     if source.kind != "gguf":
         options["use_safetensors"] = True
     if attention is not None:
         options["attn_implementation"] = attention
-    if spread:
-        options["device_map"] = "auto"
 
     named = _named_class(config, trust)
     lacking: list[str] = []
@@ -212,7 +221,7 @@ def _convert(gguf: Path, target: Path) -> None:
     source = Source(gguf.name, "gguf", str(gguf.parent), file=gguf.name)
     with _quiet(source):
         with explained(source):
-            model = _read(source, torch.float32, False, None, False)
+            model = _read(source, torch.float32, {}, None, False)
             tokenizer = _tokenizer(source, model, False)
         check_finite(model)
         model.save_pretrained(target)  # a full disk here is the cache's to explain

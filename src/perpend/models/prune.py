@@ -23,6 +23,7 @@ from perpend.evaluation.windows import Windows
 from perpend.models.ablate import _by_layer, _output_projections, ablate
 from perpend.models.attention import AttentionSite, attention_sites
 from perpend.models.inputs import model_inputs
+from perpend.models.placement import as_placed, held
 from perpend.models.smaller import check_free
 from perpend.models.verify import output_of
 
@@ -51,9 +52,7 @@ def save_pruned(
     smaller.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    again, _ = load(
-        os.fspath(folder), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device)
-    )
+    again, _ = load(os.fspath(folder), dtype=str(model.dtype).removeprefix("torch."), **as_placed(model))
     report = {
         "how": how,
         "heads_removed": len({(int(layer), int(head)) for layer, head in heads}),
@@ -87,9 +86,10 @@ def pruned(model: nn.Module, heads: Sequence[Head]) -> tuple[nn.Module, str]:
         for layer, chosen in removed.items():
             if chosen and layer not in projections:
                 raise PerpendError(f"perpend does not know the output projection of {sites[layer].name}")
-            for head in chosen:
-                width = sites[layer].value_dim
-                _inputs_of(projections[layer])[head * width : (head + 1) * width] = 0
+            width = sites[layer].value_dim
+            with held(*([projections[layer]] if chosen else []), write=True):
+                for head in chosen:
+                    _inputs_of(projections[layer])[head * width : (head + 1) * width] = 0
     return smaller, "zeroed in W_O (no config of this family can express the shape)"
 
 
@@ -136,16 +136,17 @@ def _cut(model: nn.Module, sites: Sequence[AttentionSite], removed: dict[int, se
         groups = site.heads // site.kv_heads
         queries = [head for head in range(site.heads) if head not in removed[site.index]]
         keys = sorted({head // groups for head in queries})
-        for name, kept, width in (
-            ("q_proj", queries, site.head_dim),
-            ("k_proj", keys, site.head_dim),
-            ("v_proj", keys, site.value_dim),
-        ):
-            _keep_rows(getattr(module, name), _spread(kept, width))
-        output = module.o_proj
-        index = _spread(queries, site.value_dim)
-        output.weight = nn.Parameter(output.weight.detach()[:, index].clone())
-        output.in_features = len(index)
+        with held(module, write=True):
+            for name, kept, width in (
+                ("q_proj", queries, site.head_dim),
+                ("k_proj", keys, site.head_dim),
+                ("v_proj", keys, site.value_dim),
+            ):
+                _keep_rows(getattr(module, name), _spread(kept, width))
+            output = module.o_proj
+            index = _spread(queries, site.value_dim)
+            output.weight = nn.Parameter(output.weight.detach()[:, index].clone())
+            output.in_features = len(index)
     left = len(queries)
     model.config.num_attention_heads = left
     model.config.num_key_value_heads = len(keys)

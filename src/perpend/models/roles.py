@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from perpend.errors import InputError
 from perpend.models.attention import AttentionCall, attach
+from perpend.models.placement import held
 
 NAMES = {
     "cls": re.compile(r"(^|[._])(cls_token|class_token|class_embedding|cls_embedding)s?$"),
@@ -84,19 +85,22 @@ def find_roles(model: nn.Module, pixels: Tensor) -> Roles:
     roles: dict[str, tuple[int, ...]] = {}
     found: dict[str, str] = {}
     generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
+    for name in [name for name, _ in model.named_parameters()]:
         role = next((role for role, pattern in NAMES.items() if pattern.search(name)), None)
         if role is None:
             continue
-        kept = parameter.detach().clone()
-        try:
-            with torch.no_grad():  # noise, not a constant: a norm before the queries would take that out
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter += noise.to(parameter.device, parameter.dtype)
-            after = _queries(model, image)
-        finally:
-            with torch.no_grad():
-                parameter.copy_(kept)
+        path, _, leaf = name.rpartition(".")
+        with held(owner := model.get_submodule(path)):
+            parameter = getattr(owner, leaf)
+            kept = parameter.detach().clone()
+            try:
+                with torch.no_grad():  # noise, not a constant: a norm before the queries would take that out
+                    noise = torch.randn(parameter.shape, generator=generator)
+                    parameter += noise.to(parameter.device, parameter.dtype)
+                after = _queries(model, image)
+            finally:
+                with torch.no_grad():
+                    parameter.copy_(kept)
         moved = (after != before).any(-1).nonzero()[:, 0].tolist()
         if moved and len(moved) < len(before):
             roles[role] = tuple(sorted({*roles.get(role, ()), *moved}))

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from perpend.errors import InputError, unknown_name
 from perpend.models.layout import PARTS, blocks, family, locate, text_config
+from perpend.models.placement import input_device, stored
 from perpend.models.stream import Contribution, contributions
 
 Drop = tuple[int, str]
@@ -70,7 +71,7 @@ def without(model: nn.Module, drops: Iterable[Drop]) -> tuple[nn.Module, list[st
     config = _config(model, kept, len(every))
     smaller = _build(model, config)
     _load(smaller, model, kept)
-    smaller = smaller.to(next(model.parameters()).device).eval()
+    smaller = smaller.to(input_device(model)).eval()
     notes = []
     silenced = [(kept.index(layer), part) for layer, part in drops if layer in kept and part != "block"]
     for place, part in silenced:
@@ -159,7 +160,11 @@ def _weights(model: nn.Module, kept: Sequence[int]) -> dict[str, Tensor]:
     prefix = f"{name}."
     place = {old: new for new, old in enumerate(kept)}
     state = {}
+    homes = dict(model.named_modules())
     for key, value in model.state_dict().items():
+        if value.device.type == "meta":
+            path, _, leaf = key.rpartition(".")
+            value = stored(homes[path], leaf)
         if key.startswith(prefix):
             number, _, rest = key[len(prefix) :].partition(".")
             if int(number) not in place:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from perpend.errors import InputError
+from perpend.models.placement import stored
 
 PIECE = 1 << 24  # values moved to the CPU at a time, so that hashing needs no second copy of a large tensor
 
@@ -31,12 +32,7 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         tensor = tensors[name].detach()
         if tensor.device.type == "meta":
             path, _, leaf = name.rpartition(".")
-            stored = getattr(getattr(homes[path], "_hf_hook", None), "weights_map", None)
-            if stored is None:
-                raise InputError(
-                    f"{name} has no values (it is on the meta device): load the model with weights"
-                )
-            yield name, torch.as_tensor(stored[leaf])
+            yield name, stored(homes[path], leaf)
             continue
         place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() == 0 or place not in seen:

@@ -38,6 +38,7 @@ from perpend.distributed import Store, direct, map_blocks
 from perpend.models.attention import AttentionCall, attach, attention_sites, self_weight
 from perpend.models.edit import coefficient_along, own_value, value_coefficient
 from perpend.models.head import halves
+from perpend.models.placement import input_device
 from perpend.models.stream import Contribution, blocks, contributions, parts_of
 from perpend.progress import Progress, silent
 from perpend.studies.edit_sweep import EditStudy
@@ -285,7 +286,7 @@ def diagonal_study(
     """
     import pandas as pd
 
-    device, undefined = next(model.parameters()).device, {}
+    device, undefined = input_device(model), {}
     trunk = halves(model).trunk if hasattr(model, "config") else model
     starts = range(0, len(tokens), BLOCK)
     with torch.no_grad(), progress(total=tokens.numel(), unit="tokens", description="diagonals") as done:

@@ -21,6 +21,7 @@ from perpend.distributed import Store, direct, map_blocks
 from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.edit import VALUE_SITES, Edit
 from perpend.models.gradient import gradient_map
+from perpend.models.placement import input_device
 from perpend.progress import Progress, silent
 from perpend.studies.edit_sweep import Cell, EditStudy, sweep
 from perpend.studies.head_sensitivity import layer_changes
@@ -51,7 +52,7 @@ def gradient_study(
     import pandas as pd
 
     windows = as_windows(tokens)
-    device = next(model.parameters()).device
+    device = input_device(model)
     groups = batches(windows.tokens, batch)
 
     def compute(index: int) -> dict[str, Tensor]:

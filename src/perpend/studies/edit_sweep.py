@@ -29,6 +29,7 @@ from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.controls import control
 from perpend.models.edit import Edit, edit
 from perpend.models.head import halves
+from perpend.models.placement import input_device
 from perpend.progress import Progress, silent
 from perpend.report.notebook import Rich
 from perpend.studies.resampling import draws
@@ -137,7 +138,7 @@ def _all_scored(windows: Windows) -> Windows:
 @contextmanager
 def _base(model: nn.Module, windows: Windows, batch: int) -> Iterator[tuple[list[Tensor], Tensor]]:
     """Last hidden states by batch, and the unedited losses."""
-    parts, device = halves(model), next(model.parameters()).device
+    parts, device = halves(model), input_device(model)
     hidden, losses = [], []
     for rows in batches(windows.tokens, batch):
         rows = rows.to(device)
@@ -149,7 +150,7 @@ def _base(model: nn.Module, windows: Windows, batch: int) -> Iterator[tuple[list
 def _run(
     model: nn.Module, windows: Windows, cell: Cell, hidden: Sequence[Tensor], batch: int
 ) -> dict[str, Tensor]:
-    parts, device = halves(model), next(model.parameters()).device
+    parts, device = halves(model), input_device(model)
     columns: list[tuple[Tensor, ...]] = []
     for rows, plain in zip(batches(windows.tokens, batch), hidden):
         rows = rows.to(device)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from perpend.errors import InputError
+from perpend.models.placement import input_device
 from perpend.models.stream import Contribution, blocks, contributions
 from perpend.surveys._update_sums import RELATIVE_ZERO, three_numbers
 from perpend.surveys.updates import random_direction
@@ -117,7 +118,7 @@ def generation_profile(
         width[0] = c.update.shape[-1]
         done.append(three_numbers(c.update[:, -1], c.reference[:, -1]).cpu())
 
-    prompts = prompts.to(next(model.parameters()).device)
+    prompts = prompts.to(input_device(model))
     with contributions(model, visit, parts=parts, layers=chosen) as watched, torch.no_grad():
         output = model.generate(
             input_ids=prompts,

@@ -35,6 +35,7 @@ from perpend.models.attention import AttentionCall, AttentionSite, attach, atten
 from perpend.models.attention.standin import answering
 from perpend.models.edit import RESIDUAL_SITES, VALUE_SITES, Edit, edit, plan_of, value_hook
 from perpend.models.head import halves
+from perpend.models.placement import input_device
 from perpend.progress import Progress, silent
 from perpend.studies.edit_sweep import EditStudy, token_losses
 from perpend.studies.resampling import draws
@@ -75,7 +76,7 @@ class Prefixes:
 def prefixes(model: nn.Module, tokens: Tensor | Windows, batch: int) -> Prefixes:
     """Every batch of `tokens` at the entry of the first block."""
     halves(model)
-    device = next(model.parameters()).device
+    device = input_device(model)
     return Prefixes(model, [rows.to(device) for rows in batches(as_windows(tokens).tokens, batch)])
 
 

@@ -25,6 +25,7 @@ from perpend.batching import starts
 from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError, PerpendError
 from perpend.models.inputs import model_inputs
+from perpend.models.placement import input_device
 from perpend.progress import Progress, silent
 from perpend.studies.prune_sets import Head
 from perpend.studies.prune_walk import UNPRUNED, Walk, distinct_sets, stand_ins, zero_anyway
@@ -90,15 +91,15 @@ def evaluate_agreement(
     """
     distinct = distinct_sets(sets)
     cuts = starts(len(inputs), batch)
-    first = next(model.parameters())
+    first, device = next(model.parameters()), input_device(model)
 
     with progress(total=len(inputs), unit="inputs", description="pruned models") as advance:
 
         def compute(block: int) -> dict[str, Tensor]:
             rows = inputs[cuts[block] : cuts[block] + batch]
-            rows = rows.to(first.device, first.dtype) if rows.is_floating_point() else rows.to(first.device)
+            rows = rows.to(device, first.dtype) if rows.is_floating_point() else rows.to(device)
             walk = Walk(model, rows, distinct)
-            truth = None if labels is None else labels[cuts[block] : cuts[block] + batch].to(first.device)
+            truth = None if labels is None else labels[cuts[block] : cuts[block] + batch].to(device)
             outputs = _Outputs(model, rows, len(distinct), truth)
             walk.run(outputs.leaf)
             advance(len(rows))

@@ -21,6 +21,7 @@ from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import PerpendError
 from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.head import halves
+from perpend.models.placement import input_device
 from perpend.progress import Progress, silent
 from perpend.studies.prune_sets import Head
 from perpend.studies.prune_walk import UNPRUNED, Walk, distinct_sets, stand_ins, zero_anyway
@@ -86,7 +87,7 @@ def evaluate_sets(
     distinct = distinct_sets(sets)
     cuts = starts(len(windows.tokens), batch)
     parts = halves(model)
-    device = next(model.parameters()).device
+    device = input_device(model)
 
     with progress(total=len(windows.tokens), unit="sequences", description="pruned models") as advance:
 

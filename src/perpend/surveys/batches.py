@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from perpend.errors import InputError
 from perpend.models.attention import attention_modules
 from perpend.models.inputs import trunk
+from perpend.models.placement import input_device
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def runner(model: nn.Module, names: set[str]) -> Any:
         return lambda inputs: base(next(iter(inputs.values())))
     accepted = inspect.signature(base.forward).parameters
     extra = {"use_cache": False} if "use_cache" in accepted or hasattr(config, "use_cache") else {}
-    device = next(model.parameters()).device
+    device = input_device(model)
     dtype = next(model.parameters()).dtype
 
     def run(inputs: dict[str, Tensor]) -> Any:

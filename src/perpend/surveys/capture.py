@@ -178,20 +178,19 @@ class Capture:
         layer = self._layer(call, self.support.columns)
         query = call.query[b, :, rows]
         key = call.key[b, :, :window]
-        if call.groups > 1:
-            key = key.repeat_interleave(call.groups, 0)
         heads, count, _ = query.shape
         sums = layer.heads
         if self.support.ragged:  # rows only: the parts of the composition differ between sequences
             sums = Sums(torch.zeros_like(layer.heads.logits[:, :0]), None, layer.heads.statistics)
         plain = not biased and call.softcap is None and not columns.virtual
         weights = None if self.weigh is None else self.weigh(call, b, key.shape[1])
-        if plain and not self.support.ragged:
-            sums.logits += mean_logits(query, key, call.scale, columns)
+        keys = centred_keys(key, call.scale, columns) if plain else None
+        if keys is not None and not self.support.ragged:
+            sums.logits[:, list(columns.order)] += mean_logits(query, keys)
             if weights is not None:
                 sums.logits += count * centred(weights, columns)
         if self.want_rows or not plain:
-            picked = self._add_chunks(call, b, rows, query, key, columns, sums, plain, weights)
+            picked = self._add_chunks(call, b, rows, query, key, keys, columns, sums, weights)
             if self.sample:
                 self.add_sample(call.layer, heads, picked)
         layer.rows += count
@@ -205,26 +204,25 @@ class Capture:
         rows: Any,
         query: Tensor,
         key: Tensor,
+        keys: Tensor | None,
         columns: Columns,
         sums: Sums,
-        plain: bool,
         weights: Tensor | None = None,
     ) -> list[Tensor]:
         dtype = query.dtype if query.dtype == torch.float64 else torch.float32
         order = list(columns.order)
         split = len(columns.content)
         heads, count = query.shape[:2]
-        if plain:
-            ready = centred_keys(key, call.scale, columns, dtype)
-        else:
-            ready = key.to(dtype).mul(call.scale).transpose(1, 2)
+        plain = keys is not None
+        ready = keys.to(dtype) if plain else key.to(dtype).mul(call.scale).transpose(1, 2)
+        ready = ready.repeat_interleave(call.groups, 0)
         step = chunk_rows(heads, columns.parts, query.device)
         lse = None
         if self.retained:
             lse = call.lse[b][:, rows].to(dtype)
             # the content's mean key: its logit is what centring takes out
             middle = key[:, [c - columns.virtual for c in columns.content]].to(dtype).mean(1)
-            middle = (middle * call.scale)[..., None]
+            middle = (middle * call.scale)[..., None].repeat_interleave(call.groups, 0)
         if weights is not None:
             weights = (centred(weights, columns) if plain else weights)[:, None].to(dtype)
             weights = weights[..., order] if plain else weights
@@ -295,11 +293,14 @@ class Capture:
         length = min(PREFIX, call.query.shape[2])
         first = slice(0, length)
         logits = row_logits(call, first, first)
-        total = logits.logsumexp(-1, keepdim=True)
-        if call.sinks is not None:
-            total = torch.logaddexp(total, call.sinks.to(total.dtype).view(1, -1, 1, 1))
+        if call.sinks is None:
+            weights = torch.softmax(logits, -1)
+        else:
+            sinks = call.sinks.to(logits.dtype).view(1, -1, 1, 1)
+            weights = (logits - torch.logaddexp(logits.logsumexp(-1, keepdim=True), sinks)).exp_()
         whole = valid_rows(call)[:, first].all(-1)
-        weights = (logits - total).exp_()[whole]
+        if not bool(whole.all()):
+            weights = weights[whole]
         steps = torch.arange(length, 0, -1, device=weights.device)
         importance = weights.sum(2, dtype=torch.float64) / steps
         if layer.importance is None:

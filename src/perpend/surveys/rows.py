@@ -103,15 +103,14 @@ class Work:
         return held[:size].view(shape)
 
 
-def mean_logits(query: Tensor, key: Tensor, scale: float, columns: Columns) -> Tensor:
-    """Sum over rows of the centred logits, [G, D] float64, from the sum of queries: query [G, n, d], key
-    [G, W, d].
+def mean_logits(query: Tensor, keys: Tensor) -> Tensor:
+    """Sum over rows of the centred logits, [G, D] float64 in working order, from the sum of queries.
 
-    Exact for rows that see all W keys, without soft-cap, bias or learned sink.
+    `query` [G, n, d]; `keys` as `centred_keys` gives them, of G / groups heads. Exact for rows that see all
+    of the keys, without soft-cap, bias or learned sink.
     """
-    total = _sum_rows(query)
-    logits = torch.einsum("gd,gwd->gw", total, key.double()).mul_(scale)
-    return centred(logits, columns)
+    total = _sum_rows(query).unflatten(0, (keys.shape[0], -1))
+    return torch.bmm(total, keys).flatten(0, 1)
 
 
 def _sum_rows(query: Tensor) -> Tensor:
@@ -128,12 +127,12 @@ def centred(logits: Tensor, columns: Columns) -> Tensor:
     return logits - content.mean(-1, keepdim=True)
 
 
-def centred_keys(key: Tensor, scale: float, columns: Columns, dtype: torch.dtype) -> Tensor:
-    """Keys [G, W, d] → [G, d, D] in working order, scaled, less the content's mean key: for plain logits."""
+def centred_keys(key: Tensor, scale: float, columns: Columns) -> Tensor:
+    """Keys [G, W, d] → [G, d, D] float64 in working order, scaled, less the content's mean key: for plain
+    logits."""
     wide = key.double()
-    content, order = list(columns.content), list(columns.order)
-    wide = (wide - wide[:, content].mean(1, keepdim=True)).mul_(scale)
-    return wide[:, order].transpose(1, 2).to(dtype).contiguous()
+    wide = (wide - wide[:, list(columns.content)].mean(1, keepdim=True)).mul_(scale)
+    return wide[:, list(columns.order)].transpose(1, 2)
 
 
 def chunk_rows(groups: int, parts: int, device: torch.device) -> int:

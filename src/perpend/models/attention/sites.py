@@ -106,11 +106,11 @@ def _path(module: nn.Module) -> str | None:
     if _calls_kernel(kind):
         own = getattr(getattr(module, "config", None), "_attn_implementation", "sdpa")
         return "sdpa" if own in ("sdpa", None) else "probabilities"
+    if "Attention" not in kind.__name__:
+        return None
     projections = [child for child in module.children() if hasattr(child, "weight")]
     weights = [p for p in module.parameters(recurse=False) if p.ndim >= 2]
-    if "Attention" in kind.__name__ and len(projections) + len(weights) >= 2:
-        return "probabilities"
-    return None
+    return "probabilities" if len(projections) + len(weights) >= 2 else None
 
 
 def _is_cross(name: str, module: nn.Module) -> bool:
