@@ -60,6 +60,18 @@ def test_ties_go_by_position():
     assert lowest(torch.tensor([[1.0, 0.0, 1.0, 0.0]]), 3).tolist() == [[True, True, False, True]]
 
 
+@pytest.mark.parametrize("width", [4, 24])
+def test_the_lowest_are_the_first_of_a_stable_sort_infinities_and_nan_included(width):
+    generator = np.random.default_rng(3)
+    scores = torch.tensor(generator.choice([0.0, 1.0, 2.0, math.inf, math.nan], (40, width)))
+    for count in range(width + 1):
+        first = torch.argsort(scores, dim=-1, stable=True)[:, :count]
+        assert torch.equal(lowest(scores, count), torch.zeros(40, width).bool().scatter(1, first, True))
+        known = scores.nan_to_num(3.0, posinf=math.inf)
+        first = torch.argsort(known, dim=-1, stable=True)[:, :count]
+        assert torch.equal(lowest(known, count), torch.zeros(40, width).bool().scatter(1, first, True))
+
+
 def test_the_count_is_not_lost_to_binary_fractions():
     assert int(0.29 * 100) == 28  # the trap
     assert removed(100, 0.29) == 29

@@ -15,12 +15,40 @@ from perpend.errors import InputError
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
-    """bool [..., n]: True at the `count` smallest entries of the last axis, ties by index."""
-    mask = torch.zeros_like(scores, dtype=torch.bool)
-    if count:
+    """bool [..., n]: True at the `count` smallest entries of the last axis, ties by index, NaN last.
+
+    The same entries as the first `count` of a stable sort, several times sooner.
+    """
+    if not count:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    if scores.isnan().any():  # no comparison places it
         order = torch.argsort(scores, dim=-1, stable=True)[..., :count]
-        mask.scatter_(-1, order, True)
-    return mask
+        return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)
+    return _lowest_of_few(scores, count) if scores.shape[-1] <= FEW else _lowest_of_many(scores, count)
+
+
+FEW = 8  # entries up to which comparing each with each is the quickest
+
+
+def _lowest_of_few(scores: Tensor, count: int) -> Tensor:
+    """An entry goes if fewer than `count` come before it."""
+    entries = scores.unbind(-1)
+    before = torch.zeros_like(scores, dtype=torch.int8)
+    for i, own in enumerate(entries):
+        for j, other in enumerate(entries):
+            if j != i:
+                before[..., i] += other <= own if j < i else other < own
+    return before < count
+
+
+def _lowest_of_many(scores: Tensor, count: int) -> Tensor:
+    """All below the `count`-th smallest value, and of those that equal it the first, up to `count`."""
+    last = torch.kthvalue(scores, count, dim=-1, keepdim=True).values
+    below, equal = scores < last, scores == last
+    room = count - below.sum(-1, keepdim=True)
+    if (equal.sum(-1, keepdim=True) > room).any():
+        equal &= equal.cumsum(-1) <= room
+    return below | equal
 
 
 def pattern_of(text: str) -> tuple[int, int] | None:

@@ -59,10 +59,26 @@ def embedded(
         return finish(norm(embed(x) - embed(y)))
 
     def matrix(rows: Rows) -> Tensor:
-        points = embed(rows)
-        return finish(torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist"))
+        return finish(_distances(embed(rows)))
 
     return Metric(name, title, between, matrix, laws, **more)
+
+
+BAND = 128  # rows whose distances are taken at a time
+
+
+def _distances(points: Tensor) -> Tensor:
+    """Euclidean distances (..., n, n) of points (..., n, d): the upper triangle by bands, mirrored."""
+    n = points.shape[-2]
+    found = points.new_zeros(*points.shape[:-1], n)
+    for start in range(0, n, BAND):
+        band = slice(start, start + BAND)
+        part = torch.cdist(
+            points[..., band, :], points[..., start:, :], compute_mode="donot_use_mm_for_euclid_dist"
+        )
+        found[..., band, start:] = part
+        found[..., start:, band] = part.mT
+    return found
 
 
 def metric_named(name: str) -> Metric:
