@@ -133,6 +133,14 @@ def model_options(function: F) -> F:
         function,
         click.argument("model", required=False, default=None),
         click.option("--revision", help="Branch, tag or commit of a hub model."),
+        loading_options,
+    )
+
+
+def loading_options(function: F) -> F:
+    """How models are loaded, of verbs that name them in their own way."""
+    return _all(
+        function,
         click.option(
             "--dtype",
             type=Near(DTYPES),
@@ -147,8 +155,8 @@ def model_options(function: F) -> F:
         click.option(
             "--max-memory",
             metavar="LIST",
-            help="What --device auto may use, as 0=20GiB,cpu=64GiB; the rest of the weights stays on the disk.  "
-            "[default: what is free]",
+            help="What --device auto may use, as 0=20GiB,cpu=64GiB; the rest of the weights is left on the "
+            "disk.  [default: what is free]",
         ),
         click.option(
             "--trust-remote-code",

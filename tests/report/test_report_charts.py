@@ -143,3 +143,53 @@ def test_names_that_would_collide_are_left_out_and_the_rare_series_wins() -> Non
     assert len(without_overlap(apart, "x", "y", "name", None, 0.5)) == 4
     gaps = table.assign(y=[np.nan, 0.5, np.nan, 1.0])
     assert without_overlap(gaps, "x", "y", "name", "kind", 0.5)["name"].tolist() == ["common", "b"]
+
+
+def many(count: int) -> pd.DataFrame:
+    """Lines of so many series over three layers."""
+    rows = [(layer, f"series {i}", float(i + layer)) for i in range(count) for layer in range(3)]
+    return pd.DataFrame(rows, columns=["layer", "kind", "value"])
+
+
+@pytest.mark.parametrize("points", [True, False])
+def test_two_dozen_lines_each_look_their_own_way(points: bool) -> None:
+    spec = charts.profile(many(24), "value", series="kind", points=points).to_dict()
+    found: dict[str, list[Any]] = {}
+    for layer in spec["layer"]:
+        for channel in ("color", "shape", "strokeDash"):
+            if channel in layer["encoding"]:
+                found[channel] = layer["encoding"][channel]["scale"]["range"]
+    assert set(found) == ({"color", "shape", "strokeDash"} if points else {"color", "strokeDash"})
+    looks = list(zip(*(map(str, values) for values in found.values())))
+    assert len(set(looks)) == 24
+    assert len(set(found["color"][:12])) == 12
+    # without colour, as on paper, the first eight lines still differ where they have points, else four
+    plain = list(zip(*(map(str, found[channel]) for channel in found if channel != "color")))
+    assert len(set(plain[: 8 if points else 4])) == (8 if points else 4)
+
+
+def test_a_bar_s_interval_lies_in_the_middle_of_it() -> None:
+    table = pd.DataFrame({"by": list("aabb"), "v": [1.0, 2, 3, 4], "k": ["x", "y"] * 2})
+    table = table.assign(low=table["v"] - 0.5, high=table["v"] + 0.5)
+    chart = charts.themed(charts.bars(table, "v", by="by", series="k", low="low", high="high"))
+    vega = vl_convert.vegalite_to_vega(chart.to_dict())
+    bar, rule = (mark["encode"]["update"]["y"] for mark in vega["marks"])
+    assert "band" not in bar  # from the upper edge of its place …
+    assert "band" not in bar["offset"]
+    assert rule["offset"]["band"] == 0.5  # … whose middle the interval takes
+
+
+def test_bars_that_are_not_grouped_have_a_row_each() -> None:
+    table = many(3)[lambda t: t["layer"] == 0]
+    shape = {"by": "kind", "series": "kind", "grouped": False}
+    spec = charts.bars(table, "value", **shape, kinds=["none", "series 0", "series 1", "series 2"]).to_dict()
+    encoding = spec["layer"][0]["encoding"]
+    assert "yOffset" not in encoding
+    assert encoding["color"]["scale"]["domain"][0] == "none"  # charts beside one another keep their colours
+    assert encoding["color"]["scale"]["range"][:4] == theme.PALETTE[:4]
+
+
+def test_a_map_of_magnitudes_is_coloured_by_logarithms() -> None:
+    spec = charts.heat(tables(), "other", log=True).to_dict()
+    scales = [layer["encoding"]["color"]["scale"] for layer in spec["layer"] if "color" in layer["encoding"]]
+    assert [scale.get("type") for scale in scales] == ["log"]

@@ -20,7 +20,7 @@ from perpend.errors import InputError, PerpendError
 from perpend.report import Detail, Figure, charts, theme
 from perpend.report.data import Store, script_json
 from perpend.report.libraries import libraries
-from perpend.report.markup import _conventions, figure_block
+from perpend.report.markup import _conventions, _more_findings, figure_block, question
 from perpend.report.notebook import Rich, table_html
 from perpend.report.page import build, compare, figures_of, names_of
 from perpend.runs import FinishedRun, Run
@@ -52,11 +52,12 @@ def data_of(page: str) -> dict:
 
 
 def test_a_note_that_another_convention_says_is_said_once() -> None:
-    page = _conventions({"support": "keys 0 to 63", "notes": ["keys 0 to 63", "no BOS"], "opening": []})
+    notes = {"support": "keys 0 to 63", "notes": ["keys 0 to 63", "no BOS"], "opening": []}
+    page = "".join(_conventions(notes))
     assert page.count("keys 0 to 63") == 1
     assert "no BOS" in page
     assert "opening" in page
-    assert "notes" not in _conventions({"support": "keys 0 to 63", "notes": ["keys 0 to 63"]})
+    assert "notes" not in "".join(_conventions({"support": "keys 0 to 63", "notes": ["keys 0 to 63"]}))
 
 
 # --- whole and safe ---
@@ -207,7 +208,7 @@ def contrast(a: str, b: str) -> float:
 @pytest.mark.parametrize("ground", ["paper", "panel"])
 def test_contrast_is_enough_for_reading(mode: int, ground: str) -> None:
     under = theme.ROLES[ground][mode]
-    for role in ("ink", "soft", "sink", "fifth"):  # roles that text is set in
+    for role in ("ink", "soft", "sink"):  # roles that text is set in
         assert contrast(theme.ROLES[role][mode], under) >= 4.5, role
     for role in theme.SERIES:
         assert contrast(theme.ROLES[role][mode], under) >= 3, role
@@ -216,6 +217,75 @@ def test_contrast_is_enough_for_reading(mode: int, ground: str) -> None:
 def test_the_ramp_gets_lighter_all_the_way() -> None:
     values = [luminance(colour) for colour in theme.SEQUENTIAL]
     assert values == sorted(values)
+
+
+# The deuteranope's, protanope's and tritanope's view of linear RGB (Machado, Oliveira & Fernandes 2009,
+# severity 1), and the way to OKLab (Ottosson 2020), in which a step of 0.02 is just seen.
+VIEWS = {
+    "all cones": np.eye(3),
+    "no green cones": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "no red cones": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "no blue cones": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+CONES = np.array(
+    [[0.4122215, 0.5363325, 0.0514460], [0.2119035, 0.6806995, 0.1073970], [0.0883025, 0.2817188, 0.6299787]]
+)
+OKLAB = np.array(
+    [
+        [0.2104543, 0.7936178, -0.0040720],
+        [1.9779985, -2.4285922, 0.4505937],
+        [0.0259040, 0.7827718, -0.8086758],
+    ]
+)
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_any_two_series_can_be_told_apart_in_every_kind_of_sight(mode: int, view: str) -> None:
+    colours = [theme.ROLES[role][mode] for role in theme.SERIES]
+    assert len(colours) == len(set(colours)) >= 12
+    parts = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in colours])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    seen = np.cbrt(np.clip(linear @ VIEWS[view].T, 0, 1) @ CONES.T) @ OKLAB.T
+    apart = np.linalg.norm(seen[:, None] - seen[None], axis=-1)[np.triu_indices(len(colours), 1)]
+    assert apart.min() > (0.09 if view == "all cones" else 0.05)
+
+
+# --- the first screen ---
+
+
+def test_conventions_too_long_for_their_column_go_below_it() -> None:
+    short = {"sink": "first", "entropy": "nats"}
+    beside, below = _conventions(short, ["A finding of a few words."])
+    assert "sink" in beside
+    assert "entropy" in beside
+    assert below == ""
+    edits = {f"edit {i}": ['{"heads": null, "parallel": 0.5, "site": "residual.mlp"}'] for i in range(12)}
+    beside, below = _conventions({**short, "edits": edits, "interval": "95 %"}, ["A finding of a few words."])
+    assert "interval" in beside  # what has room stays beside the findings
+    assert "edits" not in beside
+    assert "Further conventions" in below
+    assert "<br>edit 1: parallel 0.5 site residual.mlp<br>" in below  # a line each, what is unset left out
+    assert "null" not in below
+
+
+def test_a_long_list_of_findings_is_folded() -> None:
+    assert "details" not in _more_findings(["one"] * 12)
+    folded = _more_findings([f"finding {i}" for i in range(13)])
+    assert "<summary>13 further findings</summary>" in folded
+    assert "finding 12" in folded
+
+
+@pytest.mark.parametrize("command", ["scale", "audit", "attention", "report"])
+def test_the_heading_of_a_report_reads_as_a_sentence(command: str) -> None:
+    said = question(command)
+    assert not re.search(r"MODEL|RUN|`|\b(each|the) an? ", said), said
 
 
 # --- comparisons and the command ---

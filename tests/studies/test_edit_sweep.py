@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ import tiny
 from perpend.errors import InputError
 from perpend.evaluation.windows import as_windows, cut
 from perpend.models.edit import Edit
-from perpend.studies.edit_sweep import Cell, edit_study, sweep, tolerance_basin
+from perpend.studies.edit_sweep import GROUP, Cell, edit_study, sweep, tolerance_basin
 
 CELLS = [Cell(Edit("value.exclude_self", 0.0)), Cell(Edit("residual.mlp", 1.0, 0.5))]
 
@@ -91,12 +92,13 @@ def test_a_sweep_goes_on_where_it_stopped() -> None:
         return kept.setdefault(name, None) or kept.__setitem__(name, compute()) or kept[name]
 
     model, ids = tiny.tiny("llama"), tiny.tokens(2, 16)
+    cells = [Cell(Edit("value.full", parallel=scale)) for scale in np.linspace(-1, 2, GROUP + 2).tolist()]
     with pytest.raises(KeyboardInterrupt):
-        sweep(model, ids, CELLS, store=store)
+        sweep(model, ids, cells, store=store)
     kept["full"] = None
-    _, resumed = sweep(model, ids, CELLS, store=store)
-    _, whole = sweep(model, ids, CELLS)
-    assert all(torch.equal(resumed[c.name].loss, whole[c.name].loss) for c in CELLS)
+    _, resumed = sweep(model, ids, cells, store=store)
+    _, whole = sweep(model, ids, cells)
+    assert all(torch.equal(resumed[c.name].loss, whole[c.name].loss) for c in cells)
 
 
 def test_the_same_cell_twice_is_refused() -> None:

@@ -31,16 +31,7 @@ def _sweep(cells: pd.DataFrame) -> list[Figure]:
         Figure(
             "Change of the loss",
             "What does scaling one part cost, beside moves of the same size that go elsewhere?",
-            charts.bars(
-                edits,
-                "change",
-                by="name",
-                low="change_low",
-                high="change_high",
-                series="kind" if edits["kind"].nunique() > 1 else None,
-                label="change of the loss (nats per token)",
-                reference={"unedited": 0.0},
-            ),
+            _changes(edits),
             edits,
             "Paired with the unedited model on the same tokens; intervals over sequences. An edit that costs "
             "less than its random control is tolerated for its direction, not for its size.",
@@ -72,12 +63,47 @@ def _sweep(cells: pd.DataFrame) -> list[Figure]:
                 "Each line is a site. The wider the flat stretch around 1, the less the model depends on it.",
             )
         )
+    # a cross through (1, 1) is what the two curves above show; a map needs edits of both scales at once
     grid = plain.groupby(["site", "reference"], dropna=False).filter(
-        lambda part: part["parallel"].nunique() > 1 and part["perpendicular"].nunique() > 1
+        lambda part: ((part["parallel"] != 1.0) & (part["perpendicular"] != 1.0)).any()
     )
     if len(grid):
         found.append(_surfaces(grid))
     return found
+
+
+def _changes(edits: pd.DataFrame) -> Any:
+    """Bars of all edits, or of each site on an axis of its own where they are many; controls below theirs."""
+    one = edits["name"].nunique() <= 8
+    named = edits.assign(
+        row=[
+            _row(row["name"] if one else _scales(row), str(row["kind"])) for row in edits.to_dict("records")
+        ],
+        series=_series(edits),
+    )
+    told = {
+        "low": "change_low",
+        "high": "change_high",
+        "label": "change of the loss (nats per token)",
+        "reference": {"unedited": 0.0},
+        "grouped": False,
+    }
+    charts_of = {
+        "" if one else str(site): charts.bars(
+            part,
+            "change",
+            by="row",
+            series="kind" if edits["kind"].nunique() > 1 else None,
+            kinds=list(dict.fromkeys(edits["kind"])),
+            **told,
+        )
+        for site, part in ([("", named)] if one else named.groupby("series", sort=False))
+    }
+    return charts_of[""] if one else charts_of
+
+
+def _row(name: str, kind: str) -> str:
+    return name if kind == "edit" else f"{name}: {kind}"
 
 
 SHOWN = 5  # lines in colours of their own
@@ -154,5 +180,9 @@ def _series(table: pd.DataFrame) -> list[str]:
 
 def _name(row: dict[str, Any]) -> str:
     reference = f" ({row['reference']})" if isinstance(row["reference"], str) else ""
+    return f"{row['site']}{reference}  {_scales(row)}"
+
+
+def _scales(row: dict[str, Any]) -> str:
     chosen = "".join(f"  {key} {row[key]}" for key in ("layers", "heads") if pd.notna(row[key]))
-    return f"{row['site']}{reference}  s∥ {row['parallel']}  s⊥ {row['perpendicular']}{chosen}"
+    return f"s∥ {row['parallel']}  s⊥ {row['perpendicular']}{chosen}"

@@ -68,7 +68,15 @@ def _map(cells: pd.DataFrame, value: str, results: dict[str, Any]) -> Figure:
     return Figure(
         "Regime map",
         "Where is each criterion safe?",
-        charts.heat(cells, value, x="sparsity", y="criterion", label=LABELS[value], form=".2f"),
+        charts.heat(
+            cells,
+            value,
+            x="sparsity",
+            y="criterion",
+            label=LABELS[value],
+            form=".2f",
+            log=value == "over_base" and bool((cells[value] > 0).all()),
+        ),
         cells,
         f"One cell a criterion and sparsity: {LABELS[value]}.{rule}",
     )

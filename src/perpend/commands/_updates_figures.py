@@ -105,20 +105,21 @@ def _alpha(table: pd.DataFrame) -> Figure:
 def _turning(table: pd.DataFrame) -> Figure:
     block = table[table["part"] == "block"]
     block = block if len(block) else table
-    block = block.assign(second_order_q50=1 - block["rho_q50"] ** 2 / 2)
+    turn = (1 - block["cosine_q50"]).clip(lower=1e-7)  # a cosine of 1 has no place on an axis of logarithms
+    block = block.assign(turn_q50=turn, second_order_q50=block["rho_q50"] ** 2 / 2)
+    label = "1 − cosine of block input and output"
+    medians = ["cosine_q50", "turn_q50", "gap_q50", "gap_q95"]
     chart = charts.profile(
-        block,
-        {"cosine_q50": "exact", "second_order_q50": "1 − ρ²/2"},
-        label="cosine of block input and output (median token)",
+        block, {"turn_q50": "exact", "second_order_q50": "ρ²/2"}, label=f"{label} (median token)", log_y=True
     )
     return Figure(
         "How far a block turns the stream",
         "How similar is a block's output to its input, and is the second-order form good enough?",
         chart,
-        block[["layer", "part", "cosine", "second_order", "gap", "rho", "cosine_q50", "gap_q50", "gap_q95"]],
-        "Near 1 a block turns the stream little. Where the lines part, the update is not small against the "
-        "stream, and 1 − ρ²/2 misjudges it.",
-        overlay=_over_runs("cosine_q50", "cosine of block input and output", False),
+        block[["layer", "part", "cosine", "second_order", "gap", "rho", *medians]],
+        "0.01 is a turn of 8 degrees, 1 a right angle; the lower, the less the block turns the stream. Where "
+        "the lines part, the update is not small against the stream, and 1 − ρ²/2 misjudges the cosine.",
+        overlay=_over_runs("turn_q50", label, True),
     )
 
 

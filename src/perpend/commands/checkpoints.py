@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perpend.options import DTYPES, Near, row_options, run_options, seed_options, text_options, verb
+from perpend.options import loading_options, row_options, run_options, seed_options, text_options, verb
 
 if TYPE_CHECKING:
     from perpend.report.figure import Figure
@@ -27,9 +27,7 @@ DEFAULT = "pythia-160m"
     metavar="A,B,…",
     help="Branches of one hub MODEL, in training order.  [default: those of the paper, where MODEL has them]",
 )
-@click.option("--dtype", type=Near(DTYPES), help="Number type of the weights.  [default: the model's]")
-@click.option("--device", help="cpu, cuda, cuda:1, mps or auto.  [default: the fastest there is]")
-@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model. Off unless asked.")
+@loading_options
 @text_options(sequences=256, length=128, batch=8)
 @row_options
 @click.option(

@@ -8,7 +8,7 @@ import click
 
 from perpend.commands._pair_options import error_options
 from perpend.evaluation.options import add_tasks
-from perpend.options import DTYPES, Near, run_options, seed_options, text_options, verb
+from perpend.options import loading_options, run_options, seed_options, text_options, verb
 
 if TYPE_CHECKING:
     from perpend.report.figure import Figure
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 )
 @click.argument("base")
 @click.argument("other")
-@click.option("--dtype", type=Near(DTYPES), help="Number type of both models' weights.  [default: theirs]")
-@click.option("--device", help="cpu, cuda, cuda:1, mps or auto.  [default: the fastest there is]")
-@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model. Off unless asked.")
+@loading_options
 @text_options(sequences=16, length=512, batch=4)
 @error_options
 @add_tasks

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perpend.options import (
-    DTYPES,
-    Near,
     bootstrap_option,
+    loading_options,
     row_options,
     run_options,
     seed_options,
@@ -27,9 +26,7 @@ if TYPE_CHECKING:
     "perpend scale small/ medium/ large/ --sequences 256",
 )
 @click.argument("models", nargs=-1, required=True, metavar="MODEL MODEL...")
-@click.option("--dtype", type=Near(DTYPES), help="Number type of the weights.  [default: each model's]")
-@click.option("--device", help="cpu, cuda, cuda:1, mps or auto.  [default: the fastest there is]")
-@click.option("--trust-remote-code", is_flag=True, help="Run code that comes with a model. Off by default.")
+@loading_options
 @click.option(
     "--families",
     metavar="A,B,…",

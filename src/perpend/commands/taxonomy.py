@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perpend.options import DTYPES, Near, bootstrap_option, run_options, seed_options, verb
+from perpend.options import Near, bootstrap_option, loading_options, run_options, seed_options, verb
 
 if TYPE_CHECKING:
     from perpend.report.figure import Figure
@@ -36,11 +36,7 @@ NAMES = ("table-5", "clark")
     help="Also Clark et al.'s own distances, of encoders: smoothed rows, JS summed over tokens.",
 )
 @click.option("--revision", help="Branch, tag or commit of a hub model.")
-@click.option("--dtype", type=Near(DTYPES), help="Number type of the weights.  [default: the model's]")
-@click.option("--device", help="cpu, cuda, cuda:1, mps or auto.  [default: the fastest there is]")
-@click.option(
-    "--trust-remote-code", is_flag=True, help="Run code that comes with the model. Off unless asked."
-)
+@loading_options
 @click.option("--text", help="A file, folder, .jsonl or named data set.  [default: built-in English]")
 @click.option("--sequences", type=click.IntRange(1), help="How many.  [default: the protocol's, or all]")
 @click.option("--batch", type=click.IntRange(1), default=8, show_default=True, help="Sequences a pass.")

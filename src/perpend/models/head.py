@@ -27,7 +27,8 @@ class Halves:
     """`trunk(tokens [B, T]) -> hidden [B, T, d]` and `head(hidden [B, t, d]) -> logits [B, t, V]`.
 
     `after(prefix [1, P], rows [n, T]) -> hidden [n, T, d]` reads the prefix once, caches it and continues it
-    with every row; None where the model is not in halves.
+    with every row; None where the model is not in halves. Each answers on the device of its argument, whatever
+    devices the model is spread over.
     """
 
     trunk: Callable[[Tensor], Tensor]
@@ -65,7 +66,10 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def _whole(model: nn.Module) -> Halves:
-    return Halves(lambda tokens: logits_of(_call(model, tokens)), lambda logits: logits, chunked=False)
+    def run(tokens: Tensor) -> Tensor:
+        return logits_of(_call(model, tokens)).to(tokens.device)
+
+    return Halves(run, lambda logits: logits, chunked=False)
 
 
 def _call(module: nn.Module, tokens: Tensor) -> object:
@@ -107,7 +111,7 @@ def _built(model: nn.Module, trunk: nn.Module, kind: type) -> Halves:
     """The halves around a trunk whose output is of type `kind`: some heads read more than its states."""
 
     def run_trunk(tokens: Tensor) -> Tensor:
-        return _call(trunk, tokens).last_hidden_state
+        return _call(trunk, tokens).last_hidden_state.to(tokens.device)
 
     def run_after(prefix: Tensor, rows: Tensor) -> Tensor:
         first = trunk(prefix, use_cache=True)
@@ -115,14 +119,14 @@ def _built(model: nn.Module, trunk: nn.Module, kind: type) -> Halves:
         name = "cache" if getattr(first, "cache", None) is not None else "past_key_values"
         kept = getattr(first, name)
         kept.batch_repeat_interleave(len(rows))
-        return trunk(rows, use_cache=True, **{name: kept}).last_hidden_state
+        return trunk(rows, use_cache=True, **{name: kept}).last_hidden_state.to(rows.device)
 
     def run_head(hidden: Tensor) -> Tensor:
         own = trunk.__dict__.get("forward")
         trunk.forward = lambda *args, **kwargs: kind(last_hidden_state=hidden)
         try:
             tokens = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-            return logits_of(_call(model, tokens))
+            return logits_of(_call(model, tokens)).to(hidden.device)
         finally:
             if own is None:
                 del trunk.forward
@@ -139,7 +143,7 @@ def _fits(model: nn.Module, trunk: nn.Module) -> type | None:
     whole = logits_of(_call(model, probe))
     try:
         output = _call(trunk, probe)
-        logits = _built(model, trunk, type(output)).head(output.last_hidden_state)
+        logits = _built(model, trunk, type(output)).head(output.last_hidden_state.to(probe.device))
     except (AttributeError, TypeError, ValueError):  # other arguments, or another shape of output
         return None
     return type(output) if _same(logits, whole) else None

@@ -21,23 +21,36 @@ PIECE = 1 << 24  # values moved to the CPU at a time, so that hashing needs no s
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and saved buffers in the order of their names; tied tensors once, under their first name.
 
-    Tensors that accelerate has moved out of memory are read back one at a time.
+    Tensors that accelerate has moved out of memory are read back one at a time, and those that it has put on
+    several devices because they are tied are one still.
     """
     homes = dict(model.named_modules())
     kept = set(model.state_dict(keep_vars=True))
     tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors |= {k: v for k, v in model.named_buffers(remove_duplicate=False) if k in kept}
-    seen: set[tuple[object, ...]] = set()
+    apart = _tied_apart(model, tensors)
+    seen: set[object] = set()
     for name in sorted(tensors):
         tensor = tensors[name].detach()
-        if tensor.device.type == "meta":
-            path, _, leaf = name.rpartition(".")
-            yield name, stored(homes[path], leaf)
+        place: object = apart.get(name)
+        if place is None and tensor.device.type != "meta" and tensor.numel():
+            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if place is not None and place in seen:
             continue
-        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() == 0 or place not in seen:
-            seen.add(place)
-            yield name, tensor
+        seen.add(place)
+        path, _, leaf = name.rpartition(".")
+        yield name, stored(homes[path], leaf)
+
+
+def _tied_apart(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, str]:
+    """Name → the name it is tied to, of weights that share no storage because they were moved apart."""
+    found: dict[str, str] = {}
+    for name, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+        pair = [tensors[key].device for key in (name, source) if key in tensors]
+        if len(pair) == 2 and (pair[0] != pair[1] or pair[0].type == "meta"):
+            root = found.get(source, source)
+            found[name] = found[source] = root
+    return found
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -23,12 +23,12 @@ import pandas as pd
 from perpend.report import theme
 from perpend.report.encodings import (
     cell_axis,
-    colour_of,
     field,
     legend,
     need,
     ramp,
     references,
+    series_of,
     tip,
     tips_of,
     without_overlap,
@@ -55,12 +55,15 @@ def heat(
     middle: float | None = None,
     form: str = ".3f",
     tooltip: Sequence[str] = (),
+    log: bool = False,
 ) -> alt.LayerChart:
     """A map of cells, layers × heads by default, with hover and a frame around the chosen cell.
 
-    `middle` switches to a two-sided ramp centred there. Cells without a value are left grey.
+    `middle` switches to a two-sided ramp centred there, `log` to logarithms of values above 0. Cells without
+    a value are left grey.
     """
-    return _map(table, value, x, y, label, domain, middle, form, tooltip, descending=False, row=22, most=360)
+    style: dict[str, Any] = {"descending": False, "row": 22, "most": 360, "log": log}
+    return _map(table, value, x, y, label, domain, middle, form, tooltip, **style)
 
 
 def surface(
@@ -122,19 +125,19 @@ def profile(
         field(value),
         type="quantitative",
         title=title,
-        scale=alt.Scale(type="log", nice=False) if log_y else alt.Scale(zero=zero),
+        scale=alt.Scale(type="log", nice=False, padding=6) if log_y else alt.Scale(zero=zero),
         axis=alt.Axis(tickCount=6),
     )
-    colour, _ = colour_of(table, series, lines=True)
-    base = alt.Chart(table).encode(x=_along(table[x], x, x_label, log_x), **colour)
+    told = series_of(table, series, lines=True, points=points)
+    base = alt.Chart(table).encode(x=_along(table[x], x, x_label, log_x), **told.colour)
     tips = [*tips_of(table, [x, series], form), tip(value, form, title), *tips_of(table, [low, high], form)]
     layers: list[Any] = []
     if low and high:
         edges = {"y": alt.Y(field(low), type="quantitative", title=title), "y2": alt.Y2(field(high))}
         layers.append(base.mark_area(opacity=0.18, line=False).encode(**edges))
-    layers.append(base.mark_line(clip=True).encode(y=up))
+    layers.append(base.mark_line(clip=True).encode(y=up, **told.dash))
     if points:
-        layers.append(base.mark_point(size=36, opacity=1).encode(y=up, tooltip=tips))
+        layers.append(base.mark_point(size=36, opacity=1).encode(y=up, tooltip=tips, **told.shape))
     if marks and table[marks].any():
         rings = base.transform_filter(alt.FieldEqualPredicate(field=field(marks), equal=True))
         layers.append(rings.mark_point(size=190, filled=False, strokeWidth=1.8).encode(y=up, tooltip=tips))
@@ -154,43 +157,54 @@ def bars(
     reference: Mapping[str, float] | None = None,
     form: str = ".3f",
     percent: bool = False,
+    grouped: bool = True,
+    kinds: Sequence[Any] | None = None,
 ) -> alt.LayerChart:
-    """Horizontal bars in the table's order, with intervals; `ticks` (column -> name) adds marks to them."""
+    """Horizontal bars in the table's order, with intervals; `ticks` (column -> name) adds marks to them.
+
+    The bars of a `series` lie side by side in each row; without `grouped` a row has one bar, and the series
+    is its colour alone. `kinds` are all names of the series, where charts beside one another share them.
+    """
     ticks = dict(ticks or {})
     need(table, value, by, low, high, series, *ticks)
     title, form = label or words(value), ".1%" if percent else form
     order = list(dict.fromkeys(table[by]))
     names = alt.Axis(labelLimit=260)
     place: dict[str, Any] = {"y": alt.Y(field(by), type="nominal", sort=order, title=None, axis=names)}
-    if series:
-        place["yOffset"] = alt.YOffset(field(series), type="nominal", sort=list(dict.fromkeys(table[series])))
+    beside = series is not None and grouped
+    if beside:
+        # the gap between bars is the scale's: a bar narrower than its band would not lie in the middle of it
+        gaps = alt.Scale(paddingInner=0.25, paddingOuter=0.1)
+        sides = list(dict.fromkeys(table[series]))
+        place["yOffset"] = alt.YOffset(field(series), type="nominal", sort=sides, scale=gaps)
     axis = alt.Axis(grid=True, domain=False, ticks=False, tickCount=6, **({"format": "%"} if percent else {}))
     marks = dict(zip(ticks.values(), (theme.LIGHT[role] for role in ("ink", "sink", "third"))))
-    colour, scale = colour_of(table, series, marks)
+    told = series_of(table, series, marks, names=kinds)
     tips = [*tips_of(table, [by, series], form), tip(value, form, title)]
     tips += [*tips_of(table, [low, high], form), *(tip(column, form, name) for column, name in ticks.items())]
     base = alt.Chart(table).encode(**place, tooltip=tips)
     across = alt.X(field(value), type="quantitative", title=title, axis=axis)
-    layers: list[Any] = [base.mark_bar(cornerRadiusEnd=2, height={"band": 0.7}).encode(x=across, **colour)]
+    solid = base.mark_bar(cornerRadiusEnd=2, height={"band": 1 if beside else 0.7})
+    layers: list[Any] = [solid.encode(x=across, **told.colour)]
     if low and high:
-        ends = {"x": alt.X(field(low), type="quantitative", title=title), "x2": alt.X2(field(high))}
-        ink = theme.LIGHT["ink"]
-        # among grouped bars a rule would lie on the upper edge of its bar: an outline of the bar's own height
-        span = (
-            base.mark_bar(height={"band": 0.7}, filled=False, stroke=ink, strokeWidth=1.4)
-            if series
-            else base.mark_rule(strokeWidth=1.6, color=ink)
-        )
+        ends: dict[str, Any] = {"x": alt.X(field(low), type="quantitative", title=title)}
+        ends["x2"] = alt.X2(field(high))
+        if beside:
+            ends["yOffset"] = place["yOffset"].copy()
+            ends["yOffset"].bandPosition = 0.5
+        span = base.mark_rule(strokeWidth=1.6, color=theme.LIGHT["ink"])
         layers.append(span.encode(**ends))
     if ticks:
         kept = [name for name in (by, series) if name]
         long = table.melt(id_vars=kept, value_vars=list(ticks), var_name="mark", value_name="at")
         long["mark"] = long["mark"].map(ticks)
         tick = alt.Chart(long).mark_tick(thickness=3, size=20, opacity=1)
-        named = alt.Color("mark:N", scale=scale, title=None, legend=legend([*table.get(series, []), *marks]))
+        named = alt.Color(
+            "mark:N", scale=told.scale, title=None, legend=legend([*table.get(series, []), *marks])
+        )
         lines = [*tips_of(long, [by, series, "mark"], form), tip("at", form, title)]
         layers.append(tick.encode(**place, x=alt.X("at:Q", title=title), color=named, tooltip=lines))
-    rows = len(order) * (table[series].nunique() if series else 1)
+    rows = len(order) * (table[series].nunique() if beside else 1)
     height = max(80, min(900, 27 * rows + 14))
     return alt.layer(*layers, *references(reference, vertical=True)).properties(
         width="container", height=height
@@ -234,28 +248,26 @@ def scatter(
         under = alt.Chart(curve).encode(x=across)
         if curve_low and curve_high:
             edges = {"y": alt.Y(field(curve_low), type="quantitative"), "y2": alt.Y2(field(curve_high))}
-            layers.append(under.mark_area(color=theme.LIGHT["sixth"], opacity=0.2).encode(**edges))
-        layers.append(under.mark_line(color=theme.LIGHT["sixth"], strokeWidth=1.6).encode(y=up))
+            layers.append(under.mark_area(color=theme.LIGHT["soft"], opacity=0.2).encode(**edges))
+        layers.append(under.mark_line(color=theme.LIGHT["soft"], strokeWidth=1.6).encode(y=up))
     if diagonal:
         ends = [float(min(table[x].min(), table[y].min())), float(max(table[x].max(), table[y].max()))]
         line = alt.Chart(pd.DataFrame({x: ends, y: ends})).encode(x=across, y=up)
         layers.append(line.mark_line(strokeDash=[4, 4], strokeWidth=1, color=theme.LIGHT["soft"]))
     tips = tips_of(table, [name, series, x, y, size, *tooltip], form)
     sizes = {"size": alt.Size(field(size), type="quantitative", title=words(size))} if size else {}
-    colour, _ = colour_of(table, series)
-    base = alt.Chart(table).encode(x=across, y=up, **colour)
+    told = series_of(table, series, points=True)
+    base = alt.Chart(table).encode(x=across, y=up, **told.colour, **told.shape)
     dots = base.mark_point(size=alt.Undefined if size else 58, opacity=0.85)
     layers.append(dots.encode(tooltip=tips, **sizes))
     if name:
         middle = float(table[x].min() + table[x].max()) / 2
         shown = without_overlap(table, x, y, name, series, middle)
-        words_of = alt.Chart(shown).encode(
-            x=across, y=up, **colour, text=alt.Text(field(name), type="nominal")
-        )
+        words_of = alt.Chart(shown).encode(x=across, y=up, text=alt.Text(field(name), type="nominal"))
         path = f"datum[{json.dumps(x)}]"
         side = alt.ExprRef(f"{path} > {middle!r} ? 'right' : 'left'")
         away = alt.ExprRef(f"{path} > {middle!r} ? -8 : 8")
-        layers.append(words_of.mark_text(align=side, dx=away, dy=-6, fontSize=11))
+        layers.append(words_of.mark_text(align=side, dx=away, dy=-6, fontSize=11, color=theme.LIGHT["soft"]))
     return alt.layer(*layers).properties(width="container", height=340)
 
 
@@ -308,6 +320,7 @@ def _map(
     descending: bool,
     row: int,
     most: int,
+    log: bool = False,
 ) -> alt.LayerChart:
     need(table, value, x, y, *tooltip)
     title = label or words(value)
@@ -318,8 +331,9 @@ def _map(
     cells = base.transform_filter(alt.FieldValidPredicate(field=field(value), valid=True)).mark_rect(
         cursor="pointer", stroke=paper, strokeWidth=1
     )
-    scale = ramp(table[value], domain, middle)
-    colour = alt.Color(field(value), type="quantitative", scale=scale, title=title)
+    scale = ramp(table[value], domain, middle, log)
+    key = alt.Legend(format=".3~g") if log else alt.Undefined
+    colour = alt.Color(field(value), type="quantitative", scale=scale, title=title, legend=key)
     picked = alt.Chart(alt.InlineData(values=[], name=PICKED)).encode(**place)
     halo = picked.mark_rect(fill=None, stroke=paper, strokeWidth=5)
     frame = picked.mark_rect(fill=None, stroke=theme.LIGHT["ink"], strokeWidth=2)
@@ -353,5 +367,5 @@ def _along(values: pd.Series, name: str, label: str | None, log: bool) -> alt.X:
     scale = alt.Scale(type="log") if log else alt.Scale(nice=False, zero=False)
     large = len(values) > 0 and values.max() >= 10_000
     axis = alt.Axis(tickMinStep=1, format="~s" if large else "d") if whole else alt.Axis()
-    axis.tickCount = alt.ExprRef("max(2, ceil(width / 60))")
+    axis.tickCount = alt.ExprRef("max(2, ceil(width / 80))")
     return alt.X(field(name), type="quantitative", title=title, scale=scale, axis=axis)

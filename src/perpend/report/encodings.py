@@ -6,6 +6,7 @@ Nothing in a table becomes markup or an expression: a column's name is escaped w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -44,36 +45,75 @@ def tips_of(table: pd.DataFrame, names: Sequence[str | None], form: str) -> list
     return [tip(name, form if table[name].dtype.kind == "f" else None) for name in wanted]
 
 
-def colour_of(
-    table: pd.DataFrame, series: str | None, also: Mapping[str, str] | None = None, lines: bool = False
-) -> tuple[dict[str, Any], alt.Scale | None]:
-    """The colour encoding of a series (one colour without one) and the scale, which names `also` as well."""
-    extra = dict(also or {})
-    if series is None and not extra:
-        return {"color": alt.value(theme.LIGHT["content"])}, None
-    names = list(dict.fromkeys(table[series])) if series else []
-    colours = [theme.PALETTE[i % len(theme.PALETTE)] for i in range(len(names))]
-    scale = alt.Scale(domain=[*names, *extra], range=[*colours, *extra.values()])
+@dataclass(frozen=True)
+class Series:
+    """How the series of a chart are told apart: by colour, and on paper by shape or dash.
+
+    colour  of every mark; one colour where there are no series
+    shape   of points, where lines have them, else nothing
+    dash    of lines: of each without points, from the seventh on with points
+    scale   the colours, or None without series and further names
+    """
+
+    colour: dict[str, Any]
+    shape: dict[str, Any]
+    dash: dict[str, Any]
+    scale: alt.Scale | None
+
+
+def series_of(
+    table: pd.DataFrame,
+    series: str | None,
+    also: Mapping[str, str] | None = None,
+    *,
+    lines: bool = False,
+    points: bool = False,
+    names: Sequence[Any] | None = None,
+) -> Series:
+    """The encodings of a series; the colour scale names `also` (name -> colour) as well.
+
+    `names` are all names of the series in order, where the table need not have each.
+    """
+    extra, one = dict(also or {}), {"color": alt.value(theme.LIGHT["content"])}
     if series is None:
-        return {"color": alt.value(theme.LIGHT["content"])}, scale
-    colour = alt.Color(
-        field(series), type="nominal", title=None, scale=scale, legend=legend([*names, *extra], lines)
-    )
-    return {"color": colour}, scale
+        scale = alt.Scale(domain=list(extra), range=list(extra.values())) if extra else None
+        return Series(one, {}, {}, scale)
+    names = list(dict.fromkeys([*(names or []), *table[series]]))
+    count = range(len(names))
+    colours = [theme.PALETTE[i % len(theme.PALETTE)] for i in count]
+    scale = alt.Scale(domain=[*names, *extra], range=[*colours, *extra.values()])
+    told: dict[str, Any] = {"field": field(series), "type": "nominal"}
+    key = legend([*names, *extra], lines=lines and not points)
+    shape: dict[str, Any] = {}
+    dash: dict[str, Any] = {}
+    if points and len(names) > 1:
+        shapes = alt.Scale(domain=names, range=[theme.SHAPES[i % len(theme.SHAPES)] for i in count])
+        shape = {"shape": alt.Shape(**told, title=None, scale=shapes, legend=key)}
+    if lines and len(names) > 1:
+        turns = [i // 6 if points else i + i // len(theme.PALETTE) for i in count]
+        if any(turns):
+            dashes = alt.Scale(domain=names, range=[theme.DASHES[i % len(theme.DASHES)] for i in turns])
+            dash = {"strokeDash": alt.StrokeDash(**told, title=None, scale=dashes, legend=key)}
+    colour = {"color": alt.Color(**told, title=None, scale=scale, legend=key)}
+    return Series(colour, shape, dash, scale)
 
 
 def legend(names: Sequence[Any], lines: bool = False) -> alt.Legend:
-    """A legend above the chart, in as many columns as fit; a stroke a name for lines, else a dot."""
-    each = 44 + 7 * max((len(str(name)) for name in names), default=1)
-    columns = alt.ExprRef(f"max(1, floor(width / {each}))")
-    kind = {"symbolType": "stroke", "symbolStrokeWidth": 3} if lines else {}
+    """A legend above the chart, in as many columns as fit; a stroke a name for lines, else a mark."""
+    each = [(48 if lines else 32) + 6.4 * len(str(name)) for name in names] or [1.0]
+    some = f"max(1, floor(width / {max(each):.0f}))"
+    columns = alt.ExprRef(f"width > {sum(each):.0f} ? {len(each)} : {some}")
+    kind = {"symbolType": "stroke", "symbolStrokeWidth": 2.5, "symbolSize": 500} if lines else {}
     return alt.Legend(columns=columns, symbolOpacity=1, **kind)
 
 
-def ramp(values: pd.Series, domain: tuple[float, float] | None, middle: float | None) -> alt.Scale:
-    """One-sided colours, or two-sided ones centred at `middle`."""
+def ramp(
+    values: pd.Series, domain: tuple[float, float] | None, middle: float | None, log: bool = False
+) -> alt.Scale:
+    """One-sided colours, or two-sided ones centred at `middle`; `log` for one-sided ones in logarithms."""
     if middle is None:
-        return alt.Scale(range=theme.SEQUENTIAL, **({"domain": list(domain)} if domain else {}))
+        kind = {"type": "log"} if log else {}
+        return alt.Scale(range=theme.SEQUENTIAL, **kind, **({"domain": list(domain)} if domain else {}))
     finite = values.dropna()
     least, most = domain or ((finite.min(), finite.max()) if len(finite) else (middle, middle))
     reach = max(float(most) - middle, middle - float(least)) or 1.0
@@ -94,12 +134,12 @@ def references(heights: Mapping[str, float] | None, vertical: bool = False) -> l
         line = base.mark_rule(strokeDash=[5, 4], strokeWidth=1.2, color=theme.LIGHT["soft"])
         layers.append(line.encode(**at, tooltip=[tip("name", title="reference"), tip("value", ".4g")]))
         place: dict[str, Any] = (
-            {"align": "left", "dx": 4, "baseline": "top"}
+            {"align": "left", "dx": -3, "baseline": "bottom"}
             if vertical
             else {"align": "right", "dx": -2, "dy": -7}
         )
         label = base.mark_text(fontSize=11, color=theme.LIGHT["soft"], **place)
-        far = {"y": alt.value(1)} if vertical else {"x": alt.value("width")}
+        far = {"y": alt.value(-2)} if vertical else {"x": alt.value("width")}
         layers.append(label.encode(**at, **far, text=alt.Text("name:N")))
     return layers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -15,13 +16,16 @@ from perpend.report.figure import Figure
 from perpend.runs import differences
 
 FIRST = 4  # findings on the first screen
+SHOWN = 16  # findings open to the eye; what a long sweep adds is folded away
 
 
 def question(command: str) -> str:
     """What the command asks, as its help says it."""
     described = getattr(getattr(module_of(command), "command", None), "help", None) or ""
-    first = re.split(r"\n\s*\n", described.strip())[0]
-    return re.sub(r"\bMODEL\b", "a model", " ".join(first.split())).rstrip(".") or command
+    first = " ".join(re.split(r"\n\s*\n", described.strip())[0].split()).replace("`", "")
+    first = re.sub(r"\b(each|the|every) (MODEL|RUN)\b", lambda m: m[0].lower(), first)
+    first = first.replace("a MODEL", "a model")
+    return re.sub(r"\b(MODEL|RUN)\b", lambda m: f"a {m[0].lower()}", first).rstrip(".") or command
 
 
 def module_of(command: str) -> Any:
@@ -39,12 +43,13 @@ def module_of(command: str) -> Any:
 def header(run: Any) -> str:
     """The first screen: what was asked, of what, what was found, and under which conventions."""
     document = run.document
-    findings = list(document.get("findings") or [])
+    findings = [str(line) for line in document.get("findings") or []]
+    beside, below = _conventions(document.get("conventions") or {}, findings[:FIRST])
     return (
         f'<header><p class="kind">perpend {escape(run.command)} · {escape(_day(document))}</p>'
         f"<h1>{escape(question(run.command))}</h1><p class=on>{_on(document)}</p>"
-        f'<div class="first">{findings_list(findings[:FIRST])}'
-        f"{_conventions(document.get('conventions') or {})}</div>{_more_findings(findings[FIRST:])}</header>"
+        f'<div class="first">{findings_list(findings[:FIRST])}{beside}</div>'
+        f"{below}{_more_findings(findings[FIRST:])}</header>"
     )
 
 
@@ -83,25 +88,61 @@ def findings_list(findings: Sequence[str]) -> str:
 
 def _more_findings(findings: Sequence[str]) -> str:
     """What does not belong on the first screen, smaller and counted on."""
-    items = "".join(f"<li>{escape(str(line))}</li>" for line in findings)
-    return f'<ol class="findings more" aria-label="More findings">{items}</ol>' if items else ""
-
-
-def _conventions(conventions: Mapping[str, Any]) -> str:
-    if not conventions:
+    if not findings:
         return ""
+    items = "".join(f"<li>{escape(str(line))}</li>" for line in findings)
+    listed = f'<ol class="findings more" aria-label="More findings">{items}</ol>'
+    if FIRST + len(findings) <= SHOWN:
+        return listed
+    return f"<details class=folded><summary>{len(findings)} further findings</summary>{listed}</details>"
+
+
+def _conventions(conventions: Mapping[str, Any], findings: Sequence[str] = ()) -> tuple[str, str]:
+    """Conventions for the column beside the findings, as many as it has room for, and the rest."""
     told = [v for v in conventions.values() if isinstance(v, str)]
     once = {
         k: [part for part in v if part not in told] if isinstance(v, list) else v
         for k, v in conventions.items()  # a note that another entry says word for word is not said again
     }
-    facts = "".join(
-        f"<div><dt>{_words(k)}</dt><dd>{text(v)}</dd></div>"
-        for k, v in once.items()
-        if v != [] or not conventions[k]
+    room = max(sum(1.9 + 1.86 * -(-len(line) // 50) for line in findings), 14.0)  # rem, as the sheet sets it
+    beside, below, used = "", "", 2.4
+    for name, value in once.items():
+        if value == [] and conventions[name]:
+            continue
+        lines = _lines(value)
+        tall = 1.9 + 1.3 * sum(-(-len(line) // 34) for line in lines)
+        wide = " class=long" if tall > 7 else ""
+        item = f"<dt>{_words(name)}</dt><dd>{'<br>'.join(map(escape, lines))}</dd>"
+        if not beside or used + tall <= room + 2:
+            beside, used = beside + f"<div>{item}</div>", used + tall
+        else:
+            below += f"<div{wide}>{item}</div>"
+    title = '<h2 class="caps">{}</h2>'
+    column, rest = (
+        f'<section class="conventions">{title.format(said)}<dl class="facts">{facts}</dl></section>'
+        for said, facts in (("Conventions", beside), ("Further conventions", below))
     )
-    title = '<h2 class="caps">Conventions</h2>'
-    return f'<section class="conventions">{title}<dl class="facts">{facts}</dl></section>'
+    return column if beside else "", rest.replace("conventions", "conventions rest", 1) if below else ""
+
+
+def _lines(value: Any) -> list[str]:
+    """A convention line by line: each entry of a mapping on its own, a record in JSON in words."""
+    if not isinstance(value, Mapping) or not value:
+        return [_plainly(value)]
+    return [
+        f"{name}: {', '.join(map(_worded, item if isinstance(item, list) else [item]))}"
+        for name, item in value.items()
+    ]
+
+
+def _worded(value: Any) -> str:
+    if not isinstance(value, str) or not value.startswith("{"):
+        return _plainly(value)
+    try:
+        record = json.loads(value)
+    except ValueError:
+        return value
+    return " ".join(f"{name} {_plainly(item)}" for name, item in record.items() if item is not None)
 
 
 def contents(titles: Sequence[str]) -> str:

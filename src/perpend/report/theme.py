@@ -17,12 +17,27 @@ ROLES: dict[str, tuple[str, str]] = {
     "rule": ("#dedad0", "#36383c"),
     "content": ("#1f6f9f", "#6fb7df"),
     "sink": ("#ad4c15", "#f0955a"),
-    "third": ("#4d7c2f", "#94c46d"),
-    "fourth": ("#7a4fa3", "#bd9be0"),
-    "fifth": ("#9c2f55", "#ea86a8"),
-    "sixth": ("#5f6b76", "#9fb0bf"),
+    "third": ("#2f6b4c", "#6fd79c"),
+    "fourth": ("#5e033c", "#af4f71"),
+    "fifth": ("#192082", "#5e71af"),
+    "sixth": ("#8b81c5", "#e4ddf6"),
+    "seventh": ("#413000", "#827525"),
+    "eighth": ("#da5b76", "#e46894"),
+    "ninth": ("#6047b0", "#9c72de"),
+    "tenth": ("#14938d", "#1f9c96"),
+    "eleventh": ("#5f9205", "#b5de5f"),
+    "twelfth": ("#574b59", "#b9a79c"),
 }
-SERIES = ("content", "sink", "third", "fourth", "fifth", "sixth")
+# In the order in which series take them. They differ in lightness as well as in hue, so that any two can be
+# told apart with each kind of colour blindness, in both modes; a series has its own shape or dash besides.
+SERIES = (
+    "content", "sink", "third", "fourth", "fifth", "sixth",
+    "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth",
+)  # fmt: skip
+SHAPES = (
+    "circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left",
+)  # fmt: skip
+DASHES: tuple[list[int], ...] = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
 LIGHT = {role: pair[0] for role, pair in ROLES.items()}
 PALETTE = [LIGHT[role] for role in SERIES]
 
@@ -66,7 +81,7 @@ def config(colours: dict[str, str] | None = None, font: str = SANS) -> dict[str,
             "labelLimit": 360,
             "symbolType": "circle",
             "symbolStrokeWidth": 0,
-            "offset": 12,
+            "offset": 18,
             "gradientThickness": 10,
             "gradientLength": 180,
         },

@@ -3,8 +3,8 @@
     base, found = sweep(model, windows, cells)   # each cell's loss, KL and top-1 agreement, per token
     study = edit_study(model, windows, cells)    # one row a cell, with paired intervals, and the basins
 
-The unedited body runs once for all cells; its last hidden states are kept, so that each cell costs one edited
-pass and two passes of the head.
+The unedited body runs once for all cells and its last hidden states are kept; GROUP cells at a time share the
+unedited head. A cell costs one edited pass and 1/GROUP of a pass of the head.
 
 Source: "Disentangling Representation Evolution in Transformers through Directional Decomposition", Section 6
 (edits), and its "tolerance basin", here made a number.
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 BASIN_TOLERANCES = (0.01, 0.05)  # nats
 CHUNK = 512  # tokens whose two sets of logits exist at a time
+GROUP = 4  # cells whose hidden states of one batch exist at a time, and that are stored together
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def sweep(
 ) -> tuple[Tensor, dict[str, Losses]]:
     """The unedited losses [n, T − 1] and each cell's, by its name.
 
-    `tokens` [n, T] or Windows. Cells are stored one by one (`store`), so that a resumed sweep goes on.
+    `tokens` [n, T] or Windows. Cells are stored in groups (`store`), so that a resumed sweep goes on.
     """
     windows = _all_scored(as_windows(tokens))
     names = [cell.name for cell in cells]
@@ -112,14 +113,14 @@ def sweep(
     ):
 
         def compute(index: int) -> dict[str, Tensor]:
-            measured = _run(model, windows, cells[index], hidden, batch)
-            done(windows.tokens.numel())
-            return measured
+            return _run(model, windows, groups[index], hidden, batch, done)
 
-        stored = map_blocks(len(cells), compute, store=store, name="cell")
+        groups = [cells[start : start + GROUP] for start in range(0, len(cells), GROUP)]
+        stored = map_blocks(len(groups), compute, store=store, name="cells")
     found = {
-        cell.name: Losses(*(torch.as_tensor(one[name]) for name in ("loss", "kl", "agreement")))
-        for cell, one in zip(cells, stored)
+        cell.name: Losses(*torch.as_tensor(measures))
+        for group, one in zip(groups, stored)
+        for cell, measures in zip(group, one["measures"])
     }
     return base, found
 
@@ -148,23 +149,40 @@ def _base(model: nn.Module, windows: Windows, batch: int) -> Iterator[tuple[list
 
 
 def _run(
-    model: nn.Module, windows: Windows, cell: Cell, hidden: Sequence[Tensor], batch: int
+    model: nn.Module,
+    windows: Windows,
+    cells: Sequence[Cell],
+    hidden: Sequence[Tensor],
+    batch: int,
+    done: Callable[[int], object],
 ) -> dict[str, Tensor]:
+    """`measures` [cells, 3, n, T − 1]: loss, KL and agreement of the top token."""
     parts, device = halves(model), input_device(model)
-    columns: list[tuple[Tensor, ...]] = []
+    found: list[Tensor] = []
     for rows, plain in zip(batches(windows.tokens, batch), hidden):
         rows = rows.to(device)
-        with cell.applied(model):
-            altered = parts.trunk(rows[:, :-1])
+        states = [plain]
+        for cell in cells:
+            with cell.applied(model):
+                states.append(parts.trunk(rows[:, :-1]))
+            done(rows.numel())
 
-        def compare(both: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-            p, q = (torch.log_softmax(parts.head(h).float(), -1) for h in both.unbind(-1))
-            kl = (p.exp() * (p - q)).nan_to_num(0.0).sum(-1)
-            loss = -q.gather(-1, target[..., None])[..., 0]
-            return loss, kl, (p.argmax(-1) == q.argmax(-1)).float()
+        def compare(together: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+            first, *others = (h.contiguous() for h in together.unbind(-1))
+            log_p = torch.log_softmax(parts.head(first).float(), -1)
+            p, top = log_p.exp(), log_p.argmax(-1)
+            measures = []
+            for other in others:
+                log_q = torch.log_softmax(parts.head(other).float(), -1)
+                loss = -log_q.gather(-1, target[..., None])[..., 0]
+                agreement = (top == log_q.argmax(-1)).float()
+                kl = torch.sub(log_p, log_q, out=log_q).mul_(p).nan_to_num_(0.0).sum(-1)
+                measures += [loss, kl, agreement]
+            return tuple(measures)
 
-        columns.append(_map(torch.stack([plain, altered], -1), rows, compare))
-    return {name: torch.cat(part) for name, part in zip(("loss", "kl", "agreement"), zip(*columns))}
+        columns = _map(torch.stack(states, -1), rows, compare)
+        found.append(torch.stack(columns).unflatten(0, (len(cells), 3)))
+    return {"measures": torch.cat(found, 2)}
 
 
 def _map(hidden: Tensor, rows: Tensor, apply: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -222,17 +222,17 @@ _decoded = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 def own_logit(call: AttentionCall, own: Tensor | None = None) -> Tensor:
     """Each query's logit on its own key, [B, H, T] in fp32 or better, as the softmax sees it (unmasked)."""
-    own = own_key_index(call) if own is None else own
     full = call.query.dtype if call.query.dtype == torch.float64 else torch.float32
     batch, heads, length, dim = call.query.shape
     kv = call.key.shape[1]
-    if own.ndim == 2:
-        index = own[:, None, :, None].expand(batch, kv, -1, dim)
-        key = call.key.gather(2, index)
-    elif call.key.shape[2] == length:
-        key = call.key
-    else:
-        key = call.key.index_select(2, own)
+    added = call.bias is not None or (call.mask is not None and call.mask.dtype != torch.bool)
+    key = call.key
+    if own is None and (added or key.shape[2] != length):
+        own = own_key_index(call)
+    if own is not None and own.ndim == 2:
+        key = key.gather(2, own[:, None, :, None].expand(batch, kv, -1, dim))
+    elif own is not None and key.shape[2] != length:
+        key = key.index_select(2, own)
     query = call.query.reshape(batch, kv, call.groups, length, dim)
     each = [
         (q.to(full) * k.to(full)[:, None]).sum(-1) for q, k in zip(query, key)
@@ -263,9 +263,10 @@ def self_weight(call: AttentionCall) -> Tensor:
     with torch.no_grad():
         if _decodes_plainly(call):
             return _single(call)
-        own = own_key_index(call)
+        hiding = call.mask is not None or call.padding is not None or call.rule is not None
+        own = own_key_index(call) if hiding else None
         weight = own_logit(call, own).sub_(call.lse).clamp_(max=0.0).exp_()
-        if call.mask is not None or call.padding is not None or call.rule is not None:
+        if hiding:
             weight = weight.masked_fill(~own_visible(call, own)[:, None, :], 0.0)
         return weight
 

