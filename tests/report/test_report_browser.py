@@ -46,6 +46,21 @@ def test_every_chart_draws_without_a_complaint_or_a_request(
     assert browser.js(overflow)
 
 
+def test_legends_keep_to_their_charts_when_the_window_changes(browser, run: FinishedRun) -> None:
+    out_of_place = """return [...document.querySelectorAll('.chart svg .role-legend')].filter(legend => {
+      const own = legend.getBoundingClientRect(), svg = legend.closest('svg').getBoundingClientRect();
+      return own.top < svg.top - 1 || own.bottom > svg.bottom + 1;
+    }).length"""
+    browser.open(run.folder / "report.html", width=1280)
+    assert browser.js(out_of_place) == 0
+    browser.do(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+    )
+    browser.wait("return document.querySelector('.chart svg').getBoundingClientRect().width < 420")
+    browser.wait(out_of_place.replace("}).length", "}).length === 0"))
+
+
 def test_text_and_marks_follow_the_colour_scheme(browser, run: FinishedRun) -> None:
     ground = "return getComputedStyle(document.body).backgroundColor"
     label = "return getComputedStyle(document.querySelector('#figure-1 .role-axis-label text')).fill"

@@ -116,10 +116,17 @@ def _shaded(table: pd.DataFrame, x: str, chart: Any) -> Any:
         return chart
     bands = pd.DataFrame({"from": table[x].to_numpy()[at], "to": table[x].to_numpy()[[i + 1 for i in at]]})
     kind = "quantitative" if x == "step" else "ordinal"
-    scale = {"scale": alt.Scale(type="log", nice=False)} if x == "step" else {"sort": None}
+    # names in the table's order, also those that no band touches
+    scale = {"scale": alt.Scale(type="log", nice=False) if x == "step" else alt.Scale(domain=[*table[x]])}
     rect = (
         alt.Chart(bands)
         .mark_rect(color=theme.LIGHT["soft"], opacity=0.16)
         .encode(x=alt.X(field("from"), type=kind, title=x, **scale), x2=alt.X2(field("to")))
     )
-    return alt.layer(rect, *chart.layer).properties(width="container", height=chart.height)
+    # layers that share their data have it from the chart, and would lose it outside
+    own = chart.data is not alt.Undefined
+    lines = [
+        part.properties(data=chart.data) if own and part.data is alt.Undefined else part
+        for part in chart.layer
+    ]
+    return alt.layer(rect, *lines).properties(width="container", height=chart.height)

@@ -362,7 +362,8 @@ def _along(values: pd.Series, name: str, label: str | None, log: bool) -> alt.X:
     """The axis along a profile: numbers as numbers, names in the table's order."""
     title = label or words(name)
     if values.dtype.kind not in "fiu":
-        return alt.X(field(name), type="ordinal", title=title, sort=None, axis=alt.Axis(labelAngle=0))
+        names = alt.Axis(labelAngle=0, labelOverlap="parity", labelSeparation=6)
+        return alt.X(field(name), type="ordinal", title=title, sort=None, axis=names)
     whole = values.dtype.kind in "iu" and not log
     scale = alt.Scale(type="log") if log else alt.Scale(nice=False, zero=False)
     large = len(values) > 0 and values.max() >= 10_000

@@ -276,9 +276,14 @@ def settings_that_differ(runs: Sequence[Any], names: Sequence[str]) -> str:
     for key in keys:
         values = [one.get(key, "–") for one in flat]
         if any(differences(values[0], value) for value in values[1:]):
-            rows.append((key.removeprefix("request."), *(_plainly(value) for value in values)))
+            rows.append((key.removeprefix("request."), *(_hashed(_plainly(value)) for value in values)))
     told = _grid(["setting", *names], rows) if rows else "<p>The requests are the same.</p>"
     return f'<section class="also"><h2>What differs</h2>{told}</section>'
+
+
+def _hashed(value: str) -> str:
+    """A long hash by its beginning, which tells two apart; the whole is in run.json."""
+    return f"{value[:16]}…" if re.fullmatch("[0-9a-f]{64}", value) else value
 
 
 def findings_beside(runs: Sequence[Any], names: Sequence[str]) -> str:

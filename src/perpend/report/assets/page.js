@@ -66,11 +66,17 @@
       config: page.config, downloadFileName: "figure",
     });
     views.set(element, result.view);
-    await result.view.resize().runAsync(); // a legend takes its rows from the width, which is known only now
     element.querySelector("svg")?.setAttribute("aria-hidden", "true");
     element.dataset.drawn = "yes";
     return result.view;
   }
+
+  // A legend takes its rows from the width: another width, another height of the whole.
+  let settling;
+  addEventListener("resize", () => {
+    clearTimeout(settling);
+    settling = setTimeout(() => views.forEach((view) => view.resize().runAsync().catch(() => undefined)), 120);
+  });
 
   function failed(element, error) {
     element.textContent = "";
