@@ -21,9 +21,10 @@ import numpy as np
 from scipy import stats
 
 from perpend.errors import InputError
+from perpend.geometry import METRICS as REGISTRY
 from perpend.geometry import pairwise
 
-METRICS = (
+FIRST = (
     "cosine",
     "jensen_shannon",
     "euclidean",
@@ -32,7 +33,11 @@ METRICS = (
     "content",
     "aitchison",
 )
-"""Metrics of the survey; `aitchison` kept against dropped is full d_A against d_A⊥."""
+METRICS = (
+    *FIRST,
+    *(name for name, one in REGISTRY.items() if name not in FIRST and not one.takes_weight),
+)
+"""Metrics of the survey, a file of one's own last; `aitchison` kept against dropped is full d_A against d_A⊥."""
 
 Matrices = Mapping[str, tuple[np.ndarray, np.ndarray]]
 

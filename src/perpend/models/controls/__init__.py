@@ -9,12 +9,18 @@ from its direction, so beside the edit, per token (and head):
 
     with perpend.models.controls.control(model, edit, "random", seed=0):
         ...
+
+**Adding one is adding one file here** that holds a `CONTROL`: `perpend edit --controls` runs it too.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +30,63 @@ from perpend.models.attention import AttentionCall, attach, self_weight
 from perpend.models.edit import RESIDUAL_SITES, Edit, Plan, own_value, plan_of
 from perpend.models.stream import Contribution, contributions
 
-CONTROLS = ("random", "shuffled", "opposite")
+Scale = float | Tensor
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a control sees of one layer's call, in fp32 or better.
+
+    y [B, T, ..., d]      the edited vector; z, of the same shape, its reference
+    parallel              s∥: a number, or a tensor that broadcasts against y (one a head)
+    axes                  the axes of one vector: (−1,), or (−2, −1) where all heads are one
+    generator             random numbers that depend on the seed and the layer alone
+    """
+
+    y: Tensor
+    z: Tensor
+    parallel: Scale
+    axes: tuple[int, ...]
+    generator: torch.Generator
+
+    @property
+    def along(self) -> Tensor:
+        """y∥, the part of y along z; zero where z is."""
+        return along(self.y, self.z, self.axes)
+
+    def norm(self, vectors: Tensor) -> Tensor:
+        """Norms over the axes of one vector, kept as axes of length 1."""
+        return vectors.square().sum(self.axes, keepdim=True).sqrt()
+
+
+@dataclass(frozen=True)
+class Control:
+    """A displacement that takes the place of an edit's: move(Move) -> what y becomes, shaped like y.
+
+    place: where it stands among the others in tables, before those of larger numbers.
+    """
+
+    name: str
+    summary: str
+    move: Callable[[Move], Tensor]
+    place: int = 100
+
+
+@cache
+def known() -> dict[str, Control]:
+    """All controls by name: every file of this folder, which holds a `CONTROL`."""
+    modules = [
+        importlib.import_module(f"{__name__}.{entry.name}") for entry in pkgutil.iter_modules(__path__)
+    ]
+    found = sorted((module.CONTROL for module in modules), key=lambda one: (one.place, one.name))
+    return {one.name: one for one in found}
+
+
+def along(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """The part of `y` along `z`, both [B, T, ..., d], over `axes`; zero where z is."""
+    square = z.square().sum(axes, keepdim=True)
+    dot = (y * z).sum(axes, keepdim=True)
+    return torch.where(square > 0, dot / torch.where(square > 0, square, 1.0), 0.0) * z
 
 
 @contextmanager
@@ -33,12 +95,12 @@ def control(model: nn.Module, edit: Edit, kind: str, seed: int = 0) -> Iterator[
 
     Raises InputError for an unknown kind, and for an edit whose s⊥ is not 1: its move has two parts.
     """
-    if kind not in CONTROLS:
-        raise unknown_name("control", kind, CONTROLS)
+    if kind not in known():
+        raise unknown_name("control", kind, known())
     if not bool((torch.as_tensor(edit.perpendicular) == 1).all()):
         raise InputError("a control matches the move of a parallel scale: it needs an edit with s⊥ = 1")
     plan = plan_of(model, edit)
-    move = _Move(kind, seed)
+    move = _Mover(known()[kind], seed)
     if edit.site in RESIDUAL_SITES:
         visit = _visit(plan, move)
         with contributions(model, visit, parts=(edit.site.split(".")[1],), layers=plan.layers):
@@ -49,40 +111,19 @@ def control(model: nn.Module, edit: Edit, kind: str, seed: int = 0) -> Iterator[
             yield
 
 
-class _Move:
-    """The displaced vector; random numbers of a layer depend on the seed and the layer alone."""
+class _Mover:
+    """A control at work on one model."""
 
-    def __init__(self, kind: str, seed: int) -> None:
-        self.kind, self.seed = kind, seed
+    def __init__(self, control: Control, seed: int) -> None:
+        self.control, self.seed = control, seed
 
-    def __call__(self, y: Tensor, z: Tensor, parallel: float | Tensor, layer: int, over: int) -> Tensor:
+    def __call__(self, y: Tensor, z: Tensor, parallel: Scale, layer: int, over: int) -> Tensor:
         """`y`, `z` [B, T, ..., d] in fp32 or better; the last `over` axes are one vector."""
-        axes = tuple(range(-over, 0))
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + layer)
-        if self.kind == "shuffled":
-            # An earlier token's, so that nothing of the future leaks in; token 0 has only its own.
-            steps = torch.arange(z.shape[1])
-            order = (torch.rand(len(steps), generator=generator) * steps).long().to(z.device)
-            return y + (parallel - 1.0) * _along(y, z[:, order], axes)
-        along = _along(y, z, axes)
-        size = along.square().sum(axes, keepdim=True).sqrt()
-        if self.kind == "random":
-            noise = torch.randn(y.shape, generator=generator, dtype=torch.float32).to(y)
-            unit = noise / noise.square().sum(axes, keepdim=True).sqrt()
-            return y + (parallel - 1.0) * size * unit
-        across = y - along
-        length = across.square().sum(axes, keepdim=True).sqrt()
-        share = torch.where(length > 0, size / torch.where(length > 0, length, 1.0), 0.0)
-        return y - abs(1.0 - parallel) * share * across
+        return self.control.move(Move(y, z, parallel, tuple(range(-over, 0)), generator))
 
 
-def _along(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> Tensor:
-    square = z.square().sum(axes, keepdim=True)
-    dot = (y * z).sum(axes, keepdim=True)
-    return torch.where(square > 0, dot / torch.where(square > 0, square, 1.0), 0.0) * z
-
-
-def _visit(plan: Plan, move: _Move) -> Callable[[Contribution], Tensor]:
+def _visit(plan: Plan, move: _Mover) -> Callable[[Contribution], Tensor]:
     def visit(c: Contribution) -> Tensor:
         wide = torch.promote_types(c.update.dtype, torch.float32)
         parallel = plan.scales[c.layer][0]
@@ -92,7 +133,7 @@ def _visit(plan: Plan, move: _Move) -> Callable[[Contribution], Tensor]:
     return visit
 
 
-def _hook(plan: Plan, edit: Edit, move: _Move) -> Callable[[AttentionCall, Tensor], Tensor]:
+def _hook(plan: Plan, edit: Edit, move: _Mover) -> Callable[[AttentionCall, Tensor], Tensor]:
     def hook(call: AttentionCall, output: Tensor) -> Tensor:
         wide = torch.promote_types(output.dtype, torch.float32)
         value = own_value(call).to(wide).repeat_interleave(call.groups, dim=2)
@@ -107,3 +148,6 @@ def _hook(plan: Plan, edit: Edit, move: _Move) -> Callable[[AttentionCall, Tenso
         return (moved + kept).to(output.dtype)
 
     return hook
+
+
+CONTROLS = tuple(known())
