@@ -37,7 +37,8 @@ METRICS = (
     *FIRST,
     *(name for name, one in REGISTRY.items() if name not in FIRST and not one.takes_weight),
 )
-"""Metrics of the survey, a file of one's own last; `aitchison` kept against dropped is full d_A against d_A⊥."""
+"""Metrics of the survey, those of one's own files last; `aitchison` kept against dropped is full d_A against
+d_A⊥."""
 
 Matrices = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
