@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ import tiny
 from perpend import distributed
 from perpend.errors import PerpendError
 from perpend.runs import Run
+from verbs import TEXT, VERBS, numbers
 
 WORKER = """
 import os, sys, time
@@ -174,20 +174,6 @@ def test_a_block_computed_twice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 # --- verbs ---
 
-TEXT = "The stream carries what every layer adds to it; some of it along, most across. " * 120
-VERBS = {
-    "attention": ["--window", "8", "--length", "24", "--sequences", "70", "--seed", "0"],
-    "updates": ["--length", "24", "--sequences", "70", "--seed", "0", "--generate", "0", "--evaluate",
-                "--drop", "1,2", "--eval-sequences", "4"],
-    "prune": ["--window", "8", "--length", "24", "--sequences", "40", "--seed", "0", "--context", "24",
-              "--tokens", "200", "--sparsity", "0.2"],
-    "edit": ["--length", "24", "--sequences", "6", "--audit", "--gradient", "--head-sensitivity",
-             "--site", "value.exclude_self", "--site", "residual.mlp", "--parallel", "0,2"],
-    "compress": ["--length", "24", "--sequences", "6", "--method", "rtn:group=4", "--method", "wanda:2:4",
-                 "--method", "magnitude", "--surgery", "2", "--calibration-sequences", "4",
-                 "--calibration-length", "24"],
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -211,19 +197,6 @@ def perpend_in(world: int, words: list[str]) -> None:
     for process in processes:
         _, told = process.communicate(timeout=240)
         assert process.returncode == 0, told
-
-
-def numbers(value: object, where: str = "") -> Iterator[tuple[str, object]]:
-    """Every leaf of a run's results, by its path; measured time is no result."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if "seconds" not in key and key not in ("cost", "ratio"):
-                yield from numbers(item, f"{where}/{key}")
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from numbers(item, f"{where}/{index}")
-    else:
-        yield where, value
 
 
 @pytest.mark.slow
