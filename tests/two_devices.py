@@ -6,8 +6,8 @@
 
 The values are ordinary ones on the CPU. Beside each tensor stands the device that it would be on, which is
 what `tensor.device` answers and `tensor.to(device)` changes; an operation on tensors of two devices raises
-what it raises on two GPUs. As there, a tensor without axes may come from the CPU, an index may lie on the CPU,
-and copying into a tensor crosses devices.
+what it raises on two GPUs. As there, a tensor without axes may come from the CPU, an index may lie on the
+CPU, and copying into a tensor crosses devices.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class Halves:
     """`trunk(tokens [B, T]) -> hidden [B, T, d]` and `head(hidden [B, t, d]) -> logits [B, t, V]`.
 
     `after(prefix [1, P], rows [n, T]) -> hidden [n, T, d]` reads the prefix once, caches it and continues it
-    with every row; None where the model is not in halves. Each answers on the device of its argument, whatever
-    devices the model is spread over.
+    with every row; None where the model is not in halves. Each answers on the device of its argument,
+    whatever devices the model is spread over.
     """
 
     trunk: Callable[[Tensor], Tensor]
