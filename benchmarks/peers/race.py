@@ -132,10 +132,10 @@ def race(
     only: Callable[[str], bool],
     save: Callable[[], None],
 ) -> None:
-    """Fill a cell: a warm-up whose answers are compared, then rounds until there are so many.
+    """Fill a cell: a warm-up whose answers are compared, a run for memory, rounds until there are so many.
 
-    `cell`: {job, sizes, rounds: [{contender: seconds}], peak, gap, failed}, kept by `save` after each round.
-    `run(contender, **request)`: one run. The order of contenders is reversed every other round.
+    `cell`: {job, sizes, rounds: [{contender: seconds}], added (bytes), gap, failed}, kept by `save` after
+    each round. `run(contender, **request)`: one run. The order is reversed every other round.
     """
     able = [job.baseline, job.again] + [name for name in job.contenders if name != job.baseline]
     able = [name for name in able if callable(job.maker(name)) and only(name)]
@@ -144,19 +144,20 @@ def race(
     for name in able:
         file = scratch / "answer.npy"
         try:
-            reply = run(name, **request, answer=str(file))
+            run(name, **request, kind="answer", file=str(file))
+            reply = run(name, **request, kind="memory")
         except RuntimeError as error:
             cell["failed"][name] = str(error)
             continue
         answers[name] = np.load(file)
-        cell["peak"].setdefault(name, reply["peak"])
+        cell["added"].setdefault(name, reply["added"])
     cell["gap"] = gaps(answers)
     able = [name for name in able if name not in cell["failed"]]
     while len(cell["rounds"]) < rounds:
         order = able if len(cell["rounds"]) % 2 else able[::-1]
         seen = {}
         for name in order:
-            seen[name] = round(run(name, **request, answer=None)["seconds"], 6)
+            seen[name] = round(run(name, **request, kind="time")["seconds"], 6)
         cell["rounds"].append(seen)
         save()
 

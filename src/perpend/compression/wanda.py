@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perpend.compression.masks import check_pattern, pattern_of, pruned, removed
+from perpend.compression.masks import SPARSITY, check_pattern, pattern_of, pruned, removed
 from perpend.compression.matrices import Matrix
 from perpend.compression.method import Method, Settings
 
 
 def scores(weight: Tensor, norms: Tensor) -> Tensor:
     """[out, in] float64: |W_ij| ‖X_j‖₂. norms: [in]."""
-    return weight.double().abs() * norms.double()
+    return weight.abs().double().mul_(norms)
 
 
 def sparse_bytes(matrix: Matrix, settings: Settings) -> float:
@@ -52,7 +52,7 @@ def _compress(block: Any, settings_of: Any) -> dict[str, dict[str, Any]]:
 METHOD = Method(
     name="wanda",
     summary="prune by weight times input norm, within output rows",
-    defaults={"pattern": "unstructured", "sparsity": 0.5},
+    defaults={"pattern": "unstructured", "sparsity": SPARSITY},
     needs=frozenset({"squares"}),
     check=check,
     compress=_compress,

@@ -1,0 +1,134 @@
+"""Every layer's mean sink mass, row entropy, content entropy and content dispersion over its heads.
+
+Rows of queries 64 and later, on the first 64 keys, re-closed. The other tools hand out rows T × T, and the
+statistics are taken from them as someone writes it by hand, in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peers.jobs import Job, Run, Setting
+from peers.tools import bridge, hooked, nnsight_model, perpend_model, transformers_model
+
+WINDOW = 64
+
+
+def statistics(probabilities: Any) -> Any:
+    """[B, heads, T, T] rows -> means of sink mass, H, H(π) and C_A⊥, [4]."""
+    import torch
+
+    rows = probabilities[:, :, WINDOW:, :WINDOW].float()
+    rows = rows / rows.sum(-1, keepdim=True)
+    sink, rest = rows[..., 0], rows[..., 1:].clamp_min(1e-30)
+    content = rest / rest.sum(-1, keepdim=True)
+    logs = content.log()
+    clr = logs - logs.mean(-1, keepdim=True)
+    whole = -torch.special.xlogy(rows, rows).sum(-1)
+    values = (sink, whole, -(content * logs).sum(-1), clr.norm(dim=-1))
+    return torch.stack([value.mean() for value in values])
+
+
+def _stacked(layers: list[Any]) -> Any:
+    import torch
+
+    return torch.stack(layers)
+
+
+def _plain(setting: Setting) -> Run:
+    trunk, ids = transformers_model(setting.folder).model, setting.ids
+    return lambda: (trunk(ids, use_cache=False), None)[1]
+
+
+def _perpend(setting: Setting) -> Run:
+    import perpend
+
+    model, ids = perpend_model(setting.folder), setting.ids
+
+    def run() -> Any:
+        survey = perpend.survey_attention(model, ids, window=WINDOW)
+        return survey.per_layer()[["row_mass", "total", "content", "dispersion"]].to_numpy()
+
+    return run
+
+
+def _eager(setting: Setting) -> Run:
+    trunk, ids = transformers_model(setting.folder, "eager").model, setting.ids
+    return lambda: _stacked(
+        [statistics(rows) for rows in trunk(ids, use_cache=False, output_attentions=True).attentions]
+    )
+
+
+def _hooks(setting: Setting) -> Run:
+    trunk, ids = transformers_model(setting.folder, "eager").model, setting.ids
+
+    def run() -> Any:
+        done: list[Any] = []
+        keep = [
+            layer.self_attn.register_forward_hook(lambda m, a, output: done.append(statistics(output[1])))
+            for layer in trunk.layers
+        ]
+        with hooked(keep):
+            trunk(ids, use_cache=False)
+        return _stacked(done)
+
+    return run
+
+
+def _names(setting: Setting) -> list[str]:
+    return [f"blocks.{layer}.attn.hook_pattern" for layer in range(setting.sizes["layers"])]
+
+
+def _lens_cache(setting: Setting) -> Run:
+    model, ids, names = bridge(setting.folder), setting.ids, _names(setting)
+
+    def run() -> Any:
+        _, cache = model.run_with_cache(ids, return_type=None, names_filter=names)
+        return _stacked([statistics(cache[name]) for name in names])
+
+    return run
+
+
+def _lens_hooks(setting: Setting) -> Run:
+    model, ids, names = bridge(setting.folder), setting.ids, _names(setting)
+
+    def run() -> Any:
+        done: list[Any] = []
+        hooks = [(name, lambda pattern, hook: done.append(statistics(pattern))) for name in names]
+        model.run_with_hooks(ids, return_type=None, fwd_hooks=hooks)
+        return _stacked(done)
+
+    return run
+
+
+def _nnsight(setting: Setting) -> Run:
+    import nnsight
+
+    model, ids = nnsight_model(setting.folder, "eager"), setting.ids
+
+    def run() -> Any:
+        with model.trace(ids):
+            done = nnsight.save([])
+            for layer in model.model.layers:
+                done.append(statistics(layer.self_attn.output[1]))
+        return _stacked(done)
+
+    return run
+
+
+JOB = Job(
+    name="attention",
+    title="Attention survey",
+    about="Every layer's mean sink mass, H, H(π) and C_A⊥ over heads, on the first 64 keys.",
+    baseline="plain",
+    contenders={
+        "plain": _plain,
+        "perpend": _perpend,
+        "transformers eager": _eager,
+        "transformers hooks": _hooks,
+        "TransformerLens cache": _lens_cache,
+        "TransformerLens hooks": _lens_hooks,
+        "nnsight": _nnsight,
+        "pyvene": "it reads the first output of a module, and rows are the second of attention",
+    },
+)

@@ -1,0 +1,197 @@
+"""Results as Markdown: a table a job, growth, who cannot and why; and their place in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from peers.jobs import Job, jobs
+from peers.results import US, Result, by_length, ends, results
+
+BEGIN, END = "<!-- begin: python benchmarks/run.py --write -->", "<!-- end -->"
+GOAL = 1.1  # × the plain pass
+
+
+def page(book: Mapping[str, Any]) -> str:
+    """Everything that was measured, as Markdown."""
+    done = results(book, jobs())
+    if not done:
+        return "Nothing has been measured yet."
+    models = [cells for cells in done.values() if cells[0].job.sizes is None]
+    others = [cells for cells in done.values() if cells[0].job.sizes is not None]
+    parts = [_how(book, done), _verdict(done), *(_model_table(cells) for cells in models)]
+    if growth := _growth(models):
+        parts.append(growth)
+    if others:
+        parts.append(_rates(others))
+    return "\n\n".join(parts)
+
+
+def rewritten(text: str, part: str) -> str:
+    """`text` with what stands between the two marks replaced. ValueError where the marks are not there."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} … {END}")
+    return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
+
+
+def _how(book: Mapping[str, Any], done: Mapping[str, Sequence[Result]]) -> str:
+    machine = book["machine"]
+    units = {True: "with bf16 units", False: "without bf16 units", None: "bf16 units unknown"}
+    versions = ", ".join(f"{name} {number}" for name, number in sorted(book["versions"].items()))
+    rounds = sorted({len(cell.rounds) for cells in done.values() for cell in cells})
+    counted = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    return (
+        f"{machine['cores']} cores of {machine['processor']}, {units[machine['bf16']]}; fp32, one thread; "
+        f"Python {machine['python']}, {versions}. Medians of {counted} alternating rounds, with quartiles "
+        "in the A/A row. **Bold**: the first of those that do the job, to two decimals."
+    )
+
+
+def _verdict(done: Mapping[str, Sequence[Result]]) -> str:
+    """How often perpend is first, and within the goal of the plain pass; where it is not, by job."""
+    total, behind, over = 0, {}, {}
+    for cell in (cell for cells in done.values() for cell in cells):
+        if US not in cell.ranked:
+            continue
+        compared = {"time": cell.times}
+        if cell.job.sizes is None:  # else the arrays are small beside the packages, and memory says nothing
+            compared["memory"] = cell.memory
+        for what, values in compared.items():
+            where = f"{what} at {_sizes(cell.sizes)}"
+            first = cell.first(values)
+            if len(cell.ranked) > 1:
+                total += 1
+                if US not in first:
+                    told = f"{where} ({first[0]} {values[first[0]]:.2f}, perpend {values[US]:.2f})"
+                    behind.setdefault(cell.job.title, []).append(told)
+            if cell.job.sizes is None and values[US] > GOAL:
+                over.setdefault(cell.job.title, []).append(f"{where} ({values[US]:.2f})")
+    missed = sum(len(cases) for cases in behind.values())
+    text = f"perpend is first, or level with the first, in {total - missed} of {total} comparisons"
+    text += ". It is not in:\n\n" + _bullets(behind) + "\n\n" if behind else ". "
+    if over:
+        return text + f"It takes more than {GOAL} × the plain pass in:\n\n{_bullets(over)}"
+    return text + f"It stays within {GOAL} × the plain pass everywhere."
+
+
+def _bullets(cases: Mapping[str, Sequence[str]]) -> str:
+    return "\n".join(f"- {title}: {'; '.join(told)}" for title, told in cases.items())
+
+
+def _order(job: Job) -> list[str]:
+    return [job.baseline, job.again, *(name for name in job.contenders if name != job.baseline)]
+
+
+def _label(job: Job, name: str) -> str:
+    return f"{name} (A/A)" if name == job.again else name
+
+
+def _model_table(cells: Sequence[Result]) -> str:
+    """One row a contender: time and memory at each length, over the plain pass."""
+    job, shown = cells[0].job, by_length(cells)
+    rows = []
+    for name in _order(job):
+        values = [_time(cell, name) for cell in shown] + [_memory(cell, name) for cell in shown]
+        if any(values):
+            rows.append([_label(job, name), *(value or "–" for value in values)])
+    lengths = [f"T = {cell.sizes['length']:,}" for cell in shown]
+    heads = ["", *(f"time, {head}" for head in lengths), *(f"memory, {head}" for head in lengths)]
+    layers = ", ".join(f"{cell.sizes['layers']} at T = {cell.sizes['length']:,}" for cell in shown)
+    return f"### {job.title}\n\n{job.about} Layers: {layers}.\n\n{_table(heads, rows)}{_absent(cells)}"
+
+
+def _time(cell: Result, name: str) -> str:
+    times = cell.times
+    if name not in times:
+        return "failed" if name in cell.failed else ""
+    if name == cell.job.baseline and name not in cell.gap:
+        return f"1 ({_duration(cell.seconds(name))})"
+    if name == cell.job.again:
+        low, high = cell.quartiles(name)
+        return f"{times[name]:.2f} ({low:.2f} to {high:.2f})"
+    if cell.disagrees(name):
+        return f"disagrees by {cell.gap[name]:.1g}"
+    return _bold(f"{times[name]:.2f}", name in cell.first(times))
+
+
+def _memory(cell: Result, name: str) -> str:
+    memory = cell.memory
+    if name not in memory or cell.disagrees(name):
+        return ""
+    if name == cell.job.baseline:
+        return f"1 ({(cell.weights + cell.added[name]) / 2**20:.0f} MiB)"
+    return _bold(f"{memory[name]:.2f}", name in cell.first(memory))
+
+
+def _growth(models: Sequence[Sequence[Result]]) -> str:
+    """Seconds at the largest over seconds at the smallest of one size, the others equal."""
+    axes = {"length": "T", "layers": "layers", "sequences": "sequences"}
+    heads, rows = dict(axes), []
+    for cells in models:
+        job = cells[0].job
+        lines = {axis: line for axis in axes if (line := ends(cells, axis))}
+        for axis, (small, large) in lines.items():
+            heads[axis] = f"{axes[axis]} {small.sizes[axis]:,} to {large.sizes[axis]:,}"
+        for name in (name for name in _order(job) if name != job.again):
+            row = [_grown(lines[axis], name) if axis in lines else "–" for axis in axes]
+            if set(row) != {"–"}:
+                rows.append([job.title, name, *row])
+    if not rows:
+        return ""
+    about = "Time at the larger size over time at the smaller, the other sizes equal."
+    return f"### Growth\n\n{about}\n\n{_table(['', '', *heads.values()], rows)}"
+
+
+def _grown(line: tuple[Result, Result], name: str) -> str:
+    low, high = (cell.seconds(name) for cell in line)
+    return "–" if low is None or high is None else f"{high / low:.1f}"
+
+
+def _rates(others: Sequence[Sequence[Result]]) -> str:
+    """Jobs without a model: one row a contender and size, with how many of its unit a second."""
+    rows, absent = [], []
+    for cells in others:
+        job = cells[0].job
+        for cell in cells:
+            for name in (name for name in _order(job) if name in cell.times):
+                spent = cell.seconds(name)
+                rate = f"{job.count(cell.sizes) / spent:,.0f} {job.unit}"
+                row = [job.title, _sizes(cell.sizes), _label(job, name), _duration(spent)]
+                rows.append([*row, _time(cell, name), rate])
+        absent.append(_absent(cells))
+    heads = ["", "", "", "time", "ratio", "a second"]
+    return "### Distances, trees, masks\n\n" + _table(heads, rows) + "".join(dict.fromkeys(absent))
+
+
+def _absent(cells: Sequence[Result]) -> str:
+    """Who cannot do a job, and why; who failed at it, and with what words."""
+    reasons = {name: why for name, why in cells[0].job.contenders.items() if isinstance(why, str)}
+    for cell in cells:
+        reasons |= {name: f"failed at {_sizes(cell.sizes)}: {why}" for name, why in cell.failed.items()}
+    told = "; ".join(f"{name} ({why})" for name, why in reasons.items())
+    return f"\n\nNot here: {told}." if told else ""
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    words = []
+    for key, size in sizes.items():
+        if key == "length":
+            words.append(f"T = {size:,}")
+        elif not (key == "sequences" and size == 1):
+            words.append(f"{size:,} {key if size != 1 else key.rstrip('s')}")
+    return ", ".join(words)
+
+
+def _duration(spent: float) -> str:
+    return f"{spent:.2f} s" if spent >= 1 else f"{1000 * spent:.3g} ms"
+
+
+def _bold(text: str, is_first: bool) -> str:
+    return f"**{text}**" if is_first else text
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

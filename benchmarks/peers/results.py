@@ -1,0 +1,111 @@
+"""The numbers of a measured cell: ratios of medians, memory, who does the job, who is first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import Any
+
+from peers.jobs import Job
+
+US = "perpend"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One job at one size. rounds: {contender: seconds} each; added: bytes above what the process held; gap:
+    how far an answer is from perpend's; failed: contender -> its error; weights: the model's bytes."""
+
+    job: Job
+    sizes: Mapping[str, int]
+    rounds: Sequence[Mapping[str, float]]
+    added: Mapping[str, int] = field(default_factory=dict)
+    gap: Mapping[str, float] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    weights: int = 0
+
+    def by_round(self, contender: str) -> list[float]:
+        """Its seconds over the baseline's, of each round that both ran."""
+        base = self.job.baseline
+        return [seen[contender] / seen[base] for seen in self.rounds if contender in seen and base in seen]
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Contender -> median of its ratios."""
+        names = {name for seen in self.rounds for name in seen}
+        return {name: median(values) for name in names if (values := self.by_round(name))}
+
+    def quartiles(self, contender: str) -> tuple[float, float]:
+        """First and third quartile of its ratios; the one ratio twice where there is one round."""
+        values = self.by_round(contender)
+        if len(values) == 1:
+            return values[0], values[0]
+        low, _, high = quantiles(values, n=4, method="inclusive")
+        return low, high
+
+    def seconds(self, contender: str) -> float | None:
+        """Median; None where it did not run."""
+        values = [seen[contender] for seen in self.rounds if contender in seen]
+        return median(values) if values else None
+
+    @property
+    def memory(self) -> dict[str, float]:
+        """Contender -> the weights and what its run adds at its peak, over the same of the baseline."""
+        base = self.added.get(self.job.baseline)
+        if base is None:
+            return {}
+        return {name: (self.weights + x) / (self.weights + base) for name, x in self.added.items()}
+
+    def disagrees(self, contender: str) -> bool:
+        return self.gap.get(contender, 0.0) > self.job.tolerance
+
+    @property
+    def ranked(self) -> tuple[str, ...]:
+        """perpend and those whose answers are its own; a plain pass has no answer, the A/A row no rank."""
+        agreeing = [name for name in self.gap if not self.disagrees(name) and name != self.job.again]
+        return tuple(name for name in (US, *agreeing) if name in self.times)
+
+    def first(self, values: Mapping[str, float]) -> tuple[str, ...]:
+        """Of the ranked those with the least value, to the two decimals that are shown."""
+        return least(values, self.ranked)
+
+
+def least(values: Mapping[str, float], among: Iterable[str]) -> tuple[str, ...]:
+    """Names whose value is the smallest to two decimals; several if they are level."""
+    known = {name: round(values[name], 2) for name in among if name in values}
+    return tuple(name for name, value in known.items() if value == min(known.values()))
+
+
+def results(book: Mapping[str, Any], known: Mapping[str, Job]) -> dict[str, list[Result]]:
+    """Job -> its measured cells by size, of jobs that are known, in their order."""
+    found: dict[str, list[Result]] = {name: [] for name in known}
+    for cell in book["cells"]:
+        if cell["rounds"] and cell["job"] in known:
+            weights = book["weights"].get(str(cell["sizes"].get("layers")), 0)
+            values = {key: value for key, value in cell.items() if key != "job"}
+            found[cell["job"]].append(Result(known[cell["job"]], weights=weights, **values))
+    return {name: sorted(cells, key=by_size) for name, cells in found.items() if cells}
+
+
+def by_size(result: Result) -> tuple[int, ...]:
+    """By length, then sequences, then layers; jobs without a model by their own sizes."""
+    return tuple(result.sizes.get(key, 0) for key in ("length", "sequences", "layers", "heads", "keys"))
+
+
+def ends(cells: Sequence[Result], axis: str) -> tuple[Result, Result] | None:
+    """The smallest and the largest cell along an axis, of the longest line with the other sizes equal."""
+    lines: dict[tuple[tuple[str, int], ...], list[Result]] = {}
+    for cell in cells:
+        others = tuple(sorted((key, size) for key, size in cell.sizes.items() if key != axis))
+        lines.setdefault(others, []).append(cell)
+    line = sorted(max(lines.values(), key=len), key=lambda cell: cell.sizes[axis])
+    return (line[0], line[-1]) if len(line) > 1 else None
+
+
+def by_length(cells: Sequence[Result]) -> list[Result]:
+    """One cell a length: the grid of lengths, without the cells that grow in layers or sequences."""
+    found: dict[int, Result] = {}
+    for cell in sorted(cells, key=by_size):
+        found.setdefault(cell.sizes["length"], cell)
+    return list(found.values())

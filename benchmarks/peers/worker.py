@@ -1,0 +1,109 @@
+"""The process of one contender: a request on each line of stdin, an answer on each line of stdout.
+
+A request is {job, contender, sizes, folder, kind, file}; the reply {seconds}, {added} or {error}. Kinds of
+run, in this order: `answer` warms up and writes its answer to `file`; `memory` says how many bytes the peak
+of resident memory lies above what the process held before; `time` counts. Time is the process's own
+processor time, threads included.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import resource
+import sys
+import time
+from contextlib import nullcontext, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from peers.jobs import Setting, jobs
+
+VERSIONS = (
+    "perpend",
+    "torch",
+    "transformers",
+    "transformer-lens",
+    "nnsight",
+    "pyvene",
+    "numpy",
+    "scipy",
+    "scikit-bio",
+)
+
+
+def versions() -> dict[str, str]:
+    """What of the packages that matter this environment has."""
+    found = {}
+    for name in VERSIONS:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def reset_peak() -> None:
+    """Give back what is free and begin to count the peak anew, where the system can (Linux)."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def resident() -> tuple[int, int]:
+    """Resident bytes now, and at their highest since `reset_peak`; the process's peak twice elsewhere."""
+    try:
+        lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+        found = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmRSS:", "VmHWM:")}
+        return found["VmRSS:"], found["VmHWM:"]
+    except (OSError, KeyError):
+        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return (highest * (1 if sys.platform == "darwin" else 1024),) * 2
+
+
+def still() -> Any:
+    """No gradients where torch is at work."""
+    torch = sys.modules.get("torch")
+    return torch.no_grad() if torch else nullcontext()
+
+
+def save(answer: Any, file: str) -> None:
+    import numpy as np
+
+    np.save(file, np.array([]) if answer is None else np.asarray(answer))
+
+
+def main() -> None:
+    reply, sys.stdout = sys.stdout, sys.stderr
+    known = jobs()
+    print(json.dumps({"versions": versions()}), file=reply, flush=True)
+    made_for, run = None, None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        what = (asked["job"], asked["contender"], asked["sizes"])
+        try:
+            if made_for != what:
+                made_for, run = None, None
+                run = known[asked["job"]].maker(asked["contender"])(Setting(asked["sizes"], asked["folder"]))
+                made_for = what
+            if asked["kind"] == "memory":
+                reset_peak()
+            before, _ = resident()
+            with still():
+                began = time.process_time()
+                answer = run()
+                told = {"seconds": time.process_time() - began}
+            if asked["kind"] == "memory":
+                told = {"added": resident()[1] - before}
+            if asked["kind"] == "answer":
+                save(answer, asked["file"])
+        except Exception as error:  # told to the parent, which goes on without this contender and says why
+            told = {"error": f"{type(error).__name__}: {error}"}
+        answer = None
+        print(json.dumps(told), file=reply, flush=True)
+
+
+if __name__ == "__main__":
+    main()
