@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 
 from perpend.errors import InputError, PerpendError
 from perpend.training import data as module
-from perpend.training.data import batch_at, documents, open_data, prepare
+from perpend.training.data import batch_at, begun, documents, open_data, prepare
 
 
 @pytest.fixture
@@ -168,3 +169,103 @@ def test_batches_are_a_function_of_seed_and_step_and_each_epoch_reads_everything
     assert not np.array_equal(rows[:10], rows[10:])
     with pytest.raises(InputError, match="give more text"):
         batch_at(stream[:8], 0, 1, 8, seed=0)
+
+
+def test_a_corrected_request_finds_nothing_in_its_way(corpus, tmp_path):
+    """A vocabulary or a share that the text does not allow leaves no tokenizer that a later one would use."""
+    with pytest.raises(InputError, match="--vocab"):
+        prepare(corpus, tmp_path / "out", vocab=4000, valid=0.25)
+    with pytest.raises(InputError, match="--valid"):
+        prepare(corpus, tmp_path / "out", vocab=270, valid=0.01)
+    assert not begun(tmp_path / "out")
+    data = prepare(corpus, tmp_path / "out", vocab=265, valid=0.25)
+    assert data.vocab == 265
+    assert data.document["valid"] == 0.25
+
+
+def test_a_tokenizer_of_a_request_that_was_killed_is_used_by_that_request_only(corpus, tmp_path, monkeypatch):
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("perpend.training.data._batched", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(corpus, tmp_path / "out", vocab=270, valid=0.25)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="byte-level BPE of 270"):
+        prepare(corpus, tmp_path / "out", vocab=265, valid=0.25)
+    assert prepare(corpus, tmp_path / "out", vocab=270, valid=0.25).vocab == 270
+
+
+def test_what_was_tokenized_before_a_damaged_document_is_kept(corpus, tmp_path, monkeypatch):
+    whole = prepare(corpus, tmp_path / "whole", vocab=270, valid=0.25)
+    own = tmp_path / "own"
+    shutil.copytree(corpus, own)
+    (own / "z.jsonl").write_text('{"text": 3}\n')
+    whole_batches = module._batched
+    monkeypatch.setattr(module, "_batched", lambda texts, size: whole_batches(texts, 1000))
+    given = whole.tokenizer_folder
+    with pytest.raises(InputError, match="line 1"):
+        prepare(own, tmp_path / "out", tokenizer=given, valid=0.25)
+    assert begun(tmp_path / "out")
+    (own / "z.jsonl").unlink()
+    again = prepare(own, tmp_path / "out", tokenizer=given, valid=0.25)
+    assert np.array_equal(again.train, whole.train)
+    assert np.array_equal(again.valid, whole.valid)
+
+
+@pytest.mark.parametrize("name", ["data.json", "partial.json"])
+def test_damaged_records_are_named(corpus, tmp_path, name):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text('{"version"')
+    with pytest.raises(InputError, match=f"{name} is damaged; delete"):
+        prepare(corpus, tmp_path / "out", vocab=270, valid=0.25)
+
+
+@pytest.mark.parametrize("valid", [0.9, 1e-300, 5e-324, float("nan"), float("inf")])
+def test_shares_that_are_none(corpus, tmp_path, valid):
+    with pytest.raises(InputError, match="between 0 and 1/2"):
+        prepare(corpus, tmp_path / "out", vocab=270, valid=valid)
+
+
+def test_tokenizers_that_cannot_be_loaded_are_named(corpus, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="no folder with a tokenizer"):
+        prepare(corpus, tmp_path / "a", tokenizer=corpus, valid=0.25)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match="cannot be loaded"):
+        prepare(corpus, tmp_path / "b", tokenizer=tmp_path / "broken", valid=0.25)
+    monkeypatch.setattr("perpend.models._source.hub_reachable", lambda: False)
+    with pytest.raises(InputError, match="leave --tokenizer out"):
+        prepare(corpus, tmp_path / "c", tokenizer="nobody/nothing", valid=0.25)
+
+
+def test_a_text_of_nothing(tmp_path):
+    (tmp_path / "blank.txt").write_text(" \n\n ")
+    with pytest.raises(InputError, match="holds no text"):
+        prepare(tmp_path / "blank.txt", tmp_path / "out", vocab=257)
+
+
+def test_a_hub_that_fails_half_way_leaves_what_was_tokenized(tmp_path, monkeypatch):
+    rows = [{"text": f"document {i} of the hub"} for i in range(12)]
+
+    def load_dataset(name, configuration, **asked):
+        def stream():
+            for i, row in enumerate(rows):
+                if i == 9 and failing:
+                    raise ConnectionError("the hub has gone")
+                yield row
+
+        return stream()
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    whole_batches = module._batched
+    monkeypatch.setattr(module, "_batched", lambda texts, size: whole_batches(texts, 40))
+    failing = False
+    whole = prepare("hub:me/mine", tmp_path / "whole", vocab=257, valid=0.25)
+    failing = True
+    with pytest.raises(PerpendError, match="cannot be read"):
+        prepare("hub:me/mine", tmp_path / "out", tokenizer=whole.tokenizer_folder, valid=0.25)
+    assert begun(tmp_path / "out")
+    failing = False
+    again = prepare("hub:me/mine", tmp_path / "out", tokenizer=whole.tokenizer_folder, valid=0.25)
+    assert np.array_equal(again.train, whole.train)

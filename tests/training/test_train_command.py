@@ -107,6 +107,16 @@ def test_a_plan_for_this_machine_is_measured(capsys):
         (["--compare", "baseline,baseline"], "once"),
         (["--warmup", "6"], "shorter than the run"),
         (["--plan", "--gpus", "8xVoodoo"], "H100"),
+        (["--plan", "--gpus", "0xH100"], "NxNAME"),
+        (["--plan", "--gpus", "8xH100", "--mfu", "0"], "between 0 and 1, not 0"),
+        (["--plan", "--gpus", "8xH100", "--mfu", "nan"], "between 0 and 1, not nan"),
+        (["--gpus", "8xH100"], "--plan"),
+        (["--micro", "3"], "multiple of 3"),
+        (["--tasks", "bolq"], "unknown task 'bolq'"),
+        (["--lr", "inf"], "positive and finite"),
+        (["--seed", str(2**64)], "4294967295"),
+        (["--seeds", "1000000000"], "1000"),
+        (["--valid", "0.9"], "between 0 and 1/2"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(corpus, tmp_path, capsys, wrong, told):
@@ -134,5 +144,26 @@ def test_a_mistake_found_while_preparing_leaves_no_run_behind_and_an_interruptio
     monkeypatch.setattr("perpend.training.data._batched", interrupted)
     assert run(arguments(corpus, out)) == 130
     assert (out / "data/tokenizer").is_dir()
+    monkeypatch.undo()
+    assert run(arguments(corpus, out, "--resume")) == 0
+
+
+def test_tokens_of_a_failed_preparation_are_not_deleted(corpus, tmp_path, capsys, monkeypatch):
+    """A disk that is full after hours of tokenizing ends the run, not what is tokenized."""
+    from perpend.errors import PerpendError
+    from perpend.training import data
+
+    whole = data._batched
+
+    def full(texts, size):
+        batches = whole(texts, 1000)
+        yield next(batches)
+        raise PerpendError("no space left")
+
+    out = tmp_path / "run"
+    monkeypatch.setattr(data, "_batched", full)
+    assert run(arguments(corpus, out)) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert (out / "data/train.bin").stat().st_size > 0
     monkeypatch.undo()
     assert run(arguments(corpus, out, "--resume")) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -231,3 +232,30 @@ def test_bfloat16_learns_as_float32_does_with_its_master_weights_in_float32(data
     assert losses["float32"] < first - 0.5
     assert losses["bfloat16"] == pytest.approx(losses["float32"], abs=0.02)
     assert losses["bfloat16"] != losses["float32"], "autocast was on"
+
+
+def test_streams_without_a_sequence_are_refused_before_the_first_step(data, tmp_path):
+    for length, told in ((len(data.train), "training"), (len(data.valid), "validation")):
+        small = shape("tiny", vocab=data.vocab, context=length)
+        with pytest.raises(InputError, match=rf"{told} tokens hold no sequence .* --context"):
+            train(small, "baseline", data, Recipe(**{**RECIPE, "context": length}), tmp_path / told)
+
+
+def test_a_damaged_state_is_named_with_the_remedy(data, tmp_path):
+    folder = tmp_path / "run"
+    small = shape("tiny", vocab=data.vocab)
+    first = train(small, "baseline", data, Recipe(**RECIPE), folder)
+    shutil.rmtree(folder / "final")
+    state = (folder / "state.pt").read_bytes()
+    (folder / "state.pt").write_bytes(state[: len(state) // 2])
+    with pytest.raises(PerpendError, match=r"state.pt is damaged .*delete it"):
+        train(small, "baseline", data, Recipe(**RECIPE), folder)
+    (folder / "state.pt").unlink()
+    again = train(small, "baseline", data, Recipe(**RECIPE), folder)
+    assert again.valid_loss == first.valid_loss
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf")])
+def test_rates_that_are_none(lr):
+    with pytest.raises(InputError, match="positive and finite"):
+        Recipe(lr=lr)

@@ -61,8 +61,12 @@ def _names(context: click.Context, parameter: click.Parameter, value: str) -> tu
     help="Variants by comma, the first is the reference: baseline, residual, value-full, value-exclude-self, "
     "value-gate[-head], value-full-gate[-head].",
 )
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="How many paired seeds.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
+@click.option(
+    "--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="How many paired seeds."
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="The first of them."
+)
 @click.option(
     "--steps", type=click.IntRange(1), help="Optimizer steps.  [default: the size's preset, else 1000]"
 )
@@ -131,6 +135,7 @@ def command(**options: Any) -> None:
     from perpend.progress import progress
     from perpend.runs import Run
     from perpend.training.compare import compare
+    from perpend.training.data import begun
     from perpend.training.trainer import Rhythm, train
 
     asked = Settings(options)
@@ -143,8 +148,9 @@ def command(**options: Any) -> None:
         folder = Path(options["data"]) if options["data"] else run.folder / "data"
         try:
             data = tokens(options, folder)
-        except KeyboardInterrupt:
-            main_first(lambda: run.step("began", lambda: {"data": str(folder)}))  # keeps what is tokenized
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) or begun(folder):  # what is tokenized must not be lost
+                main_first(lambda: run.step("began", lambda: {"data": str(folder)}))
             raise
         shape = asked.shape(data.vocab)
         identity = main_first(lambda: run.step("data", data.identity))
@@ -219,6 +225,8 @@ class Settings:
     """The options as shape, recipe, variants and seeds; checked before anything is loaded or written."""
 
     def __init__(self, options: dict[str, Any]) -> None:
+        from perpend.commands._tasks import check_tasks
+        from perpend.distributed import world
         from perpend.errors import InputError, unknown_name
         from perpend.training import model
         from perpend.training.recipe import PRESETS, Recipe
@@ -226,6 +234,11 @@ class Settings:
 
         if options["text"] is None and not options["data"] and not options["plan"]:
             raise InputError("give the text to train on with --text, or a prepared folder with --data")
+        if options["gpus"] and not options["plan"]:
+            raise InputError("--gpus says what --plan plans for; a run takes the devices there are")
+        if options["plan"] and not 0 < options["mfu"] <= 1:
+            raise InputError(f"--mfu is a share of the devices' peak between 0 and 1, not {options['mfu']:g}")
+        check_tasks({**options, "seeds": None, "batch": None})
         self.size = options["size"]
         base = model.shape(self.size)
         for name in options["variants"]:
@@ -245,6 +258,8 @@ class Settings:
             steps = given.get("steps", 1000)
             given = {"context": base.context, "warmup": min(100, steps // 10), **given}
         self.recipe = replace(preset or Recipe(), **given) if preset else Recipe(**given)
+        if not options["plan"]:
+            self.recipe.accumulation(world())
         large = base.parameters() > 1e9
         self.strategy = options["strategy"] or ("fsdp" if large else "ddp")
         self._base = base
@@ -295,7 +310,7 @@ def plan(options: dict[str, Any], asked: Settings) -> tuple[Any, ...]:
         if options["gpus"]:
             parts = re.fullmatch(r"(\d+)[x×](.+)", options["gpus"])
             peak = peak_flops(parts[2]) if parts else None
-            if not parts or peak is None:
+            if not parts or peak is None or not int(parts[1]):
                 raise InputError(f"--gpus {options['gpus']!r}: write NxNAME, NAME one of {', '.join(PEAKS)}")
             count = int(parts[1])
         else:

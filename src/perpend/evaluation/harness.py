@@ -51,6 +51,17 @@ def index() -> dict[str, frozenset[Path]]:
     return {name: frozenset(folders) for name, folders in found.items()}
 
 
+def wanted(tasks: Sequence[str]) -> list[str]:
+    """The harness' own names of tasks; InputError for one it does not know."""
+    names = list(dict.fromkeys(name for one in tasks for name in SHORT.get(one, (one,))))
+    for name in names:
+        if name not in index():
+            from perpend.evaluation.ruler import names as ruler_names
+
+            raise unknown_name("task", name, _near(name, [*index(), *ruler_names()]))
+    return names
+
+
 def harness_scores(
     model: nn.Module,
     tokenizer: Any,
@@ -70,16 +81,13 @@ def harness_scores(
     """
     if not available():
         raise InputError('this task needs lm-evaluation-harness: pip install "perpend[eval]"')
-    wanted = list(dict.fromkeys(name for one in tasks for name in SHORT.get(one, (one,))))
     own = [Path(one) for one in include]
     folders = set(own)
-    if not own:
-        for name in wanted:
-            if name not in index():
-                from perpend.evaluation.ruler import names as ruler_names
-
-                raise unknown_name("task", name, _near(name, [*index(), *ruler_names()]))
-            folders |= index()[name]
+    if own:
+        names = list(dict.fromkeys(name for one in tasks for name in SHORT.get(one, (one,))))
+    else:
+        names = wanted(tasks)
+        folders |= {folder for name in names for folder in index()[name]}
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -93,7 +101,7 @@ def harness_scores(
     try:
         output = simple_evaluate(
             lm,
-            tasks=wanted,
+            tasks=names,
             num_fewshot=fewshot,
             limit=limit,
             task_manager=manager,
@@ -102,7 +110,7 @@ def harness_scores(
         )
     except (ConnectionError, OSError) as error:
         raise InputError(
-            f"the data of {', '.join(wanted)} could not be reached ({type(error).__name__}: {error}); "
+            f"the data of {', '.join(names)} could not be reached ({type(error).__name__}: {error}); "
             "with a hub out of reach pass data=FOLDER with local files for the tasks that have them"
         ) from error
     opened = Encoder(tokenizer, bos).opens_with_bos()

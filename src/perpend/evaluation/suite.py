@@ -106,6 +106,15 @@ def expand(tasks: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for one in listed for name in groups.get(one, (one,))))
 
 
+def check(tasks: str | Sequence[str], data: str | Path | None = None) -> None:
+    """InputError for tasks that `evaluate` would refuse: unknown names, files that are not in `data`."""
+    _, _, other = _sorted(expand(tasks), data)
+    if other:
+        from perpend.evaluation.harness import wanted
+
+        wanted(other)
+
+
 def _sorted(names: list[str], data: str | Path | None) -> tuple[list[str], list[str], list[str]]:
     """Which tasks local files answer, which are generated, which only the harness knows."""
     from perpend.evaluation.ruler import names as ruler_names

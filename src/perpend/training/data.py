@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -25,7 +26,7 @@ import numpy as np
 from perpend import distributed
 from perpend.errors import InputError, PerpendError
 from perpend.progress import Progress, silent
-from perpend.runs.files import write_atomically
+from perpend.runs.files import TEMPORARY, explained, write_atomically
 
 END = "<|endoftext|>"
 PIECE = 1 << 16
@@ -80,10 +81,26 @@ def open_data(folder: str | Path) -> TokenData:
     path = Path(folder) / "data.json"
     if not path.is_file():
         raise InputError(f"{folder} holds no data.json: give a folder that `perpend train` has prepared")
-    document = json.loads(path.read_text())
+    document = _document(path)
     if document.get("version") != VERSION:
         raise InputError(f"{path} is of version {document.get('version')}, not {VERSION}; prepare it again")
     return TokenData(Path(folder), document)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is damaged; delete {path.parent} and prepare the data again")
+    return found
+
+
+def begun(folder: str | Path) -> bool:
+    """Whether `folder` holds tokens of a preparation that was stopped, with which `prepare` would go on."""
+    partial = Path(folder) / "partial.json"
+    return partial.is_file() and bool(_document(partial).get("documents"))
 
 
 def prepare(
@@ -123,8 +140,11 @@ def _prepare(
     limit: int | None,
     progress: Progress,
 ) -> TokenData:
-    if not 0 < valid < 1:
-        raise InputError(f"valid={valid} must be a share of the documents between 0 and 1")
+    if not 1e-9 < valid <= 0.5:
+        raise InputError(
+            f"valid={valid} must be a share of the documents between 0 and 1/2, such as 0.01 or 0.25: one "
+            "document in a round number is kept"
+        )
     asked = {
         "version": VERSION,
         "source": source,
@@ -136,8 +156,37 @@ def _prepare(
         data = open_data(out)
         _same(out, data.document, asked)
         return data
-    out.mkdir(parents=True, exist_ok=True)
+    with explained("create", out):
+        out.mkdir(parents=True, exist_ok=True)
     every = round(1 / valid)
+    done = {"documents": 0, "train": 0, "valid": 0, "text_digest": "", "bytes": 0, "asked": asked}
+    partial = out / "partial.json"
+    if partial.exists():  # before a tokenizer that lies there is used: it may be of something else
+        done = _document(partial)
+        _same(out, done.get("asked", {}), asked)
+    else:
+        shutil.rmtree(out / "tokenizer", ignore_errors=True)
+        write_atomically(partial, json.dumps(done))
+    try:
+        return _tokenized(source, out, tokenizer, vocab, every, limit, progress, done)
+    except InputError:
+        if not begun(out):  # a mistake, not an interruption: the corrected request finds nothing in its way
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def _tokenized(
+    source: str,
+    out: Path,
+    tokenizer: str | Path | None,
+    vocab: int,
+    every: int,
+    limit: int | None,
+    progress: Progress,
+    done: dict[str, Any],
+) -> TokenData:
+    """The rest of a preparation, from what is `done`."""
+    partial = out / "partial.json"
     encoder = _tokenizer(out, source, tokenizer, vocab, every)
     size = len(encoder)
     dtype = "uint16" if size <= 1 << 16 else "uint32"
@@ -145,11 +194,6 @@ def _prepare(
     if end is None:
         raise InputError(f"the tokenizer {tokenizer} has no end-of-text token to put between documents")
 
-    done = {"documents": 0, "train": 0, "valid": 0, "text_digest": "", "bytes": 0, "asked": asked}
-    partial = out / "partial.json"
-    if partial.exists():
-        done = json.loads(partial.read_text())
-        _same(out, done["asked"], asked)
     files = {name: (out / f"{name}.bin").open("ab") for name in ("train", "valid")}
     try:
         for name, file in files.items():  # what was written after the last count is written again
@@ -180,11 +224,12 @@ def _prepare(
         for file in files.values():
             file.close()
     if not done["train"] or not done["valid"]:
+        partial.unlink()  # nothing to go on with: another share finds nothing in its way
         raise InputError(
             f"{source} holds {done['documents']} documents of at most {PIECE} bytes, too few to keep one in "
             f"{every} for validation; give more text or a larger share with --valid"
         )
-    document = asked | {
+    document = done["asked"] | {
         "vocab": size,
         "dtype": dtype,
         "tokens": {name: done[name] for name in ("train", "valid")},
@@ -263,10 +308,19 @@ def _stream(source: str) -> Iterator[str]:
     else:
         repository, _, configuration = source.removeprefix("hub:").partition(":")
         configuration, column = configuration or None, "text"
-    for record in datasets.load_dataset(repository, configuration, split="train", streaming=True):
-        if column not in record:
-            raise InputError(f"{source} has no column {column!r}; it has {', '.join(record)}")
-        yield record[column]
+    try:
+        for record in datasets.load_dataset(repository, configuration, split="train", streaming=True):
+            if column not in record:
+                raise InputError(f"{source} has no column {column!r}; it has {', '.join(record)}")
+            yield record[column]
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise PerpendError(
+            f"the data set {source} cannot be read ({first}); what was tokenized is kept: give --resume once "
+            "the hub can be reached, or a file or folder with --text"
+        ) from error
 
 
 def _batched(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
@@ -286,20 +340,47 @@ def _tokenizer(out: Path, source: str, given: str | Path | None, vocab: int, eve
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     folder = out / "tokenizer"
-    if not (folder / "tokenizer_config.json").exists():
+    if not folder.exists():
         if given is not None:
-            encoder = AutoTokenizer.from_pretrained(given)
+            encoder = _loaded(str(given))
         else:
             encoder = PreTrainedTokenizerFast(
                 tokenizer_object=_train_bpe(source, vocab, every), eos_token=END, bos_token=None
             )
         encoder.model_max_length = int(1e30)  # the stream is cut later, whole documents are encoded here
-        encoder.save_pretrained(folder)
+        unfinished = out / f"{TEMPORARY}tokenizer"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with explained("write", folder):
+            encoder.save_pretrained(unfinished)
+            os.replace(unfinished, folder)
     return AutoTokenizer.from_pretrained(folder)
+
+
+def _loaded(name: str) -> Any:
+    """The tokenizer of a folder or of a hub model."""
+    from transformers import AutoTokenizer
+
+    from perpend.models._source import TOKENIZER_FILES, hub_reachable
+
+    path, remedy = Path(name), "leave --tokenizer out to train one on the text"
+    local = path.exists()
+    if local and not any((path / file).is_file() for file in TOKENIZER_FILES):
+        raise InputError(f"{name} is no folder with a tokenizer ({', '.join(TOKENIZER_FILES)}); {remedy}")
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=local or not hub_reachable())
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"the tokenizer {name!r} cannot be loaded ({first}); give a folder that transformers' "
+            f"AutoTokenizer loads, or {remedy}"
+        ) from error
 
 
 def _train_bpe(source: str, vocab: int, every: int, characters: int = 1 << 26) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if next(documents(source), None) is None:
+        raise InputError(f"{source} holds no text to train on")
 
     def texts() -> Iterator[str]:
         used = 0
@@ -323,7 +404,8 @@ def _train_bpe(source: str, vocab: int, every: int, characters: int = 1 << 26) -
     if bpe.get_vocab_size() != vocab:
         raise InputError(
             f"{source} yields a vocabulary of {bpe.get_vocab_size()}, not {vocab}; ask for a smaller one "
-            "(at least 257, the bytes and the end of text)"
+            f"with --vocab {bpe.get_vocab_size()} (at least 257, the bytes and the end of text), or give "
+            "more text"
         )
     return bpe
 

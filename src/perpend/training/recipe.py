@@ -36,11 +36,15 @@ class Recipe:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.warmup < self.steps:
-            raise InputError(f"warm-up of {self.warmup} steps must be shorter than the run's {self.steps}")
+            raise InputError(
+                f"warm-up of {self.warmup} steps must be shorter than the run's {self.steps}; set --warmup"
+            )
         if self.dtype not in ("float32", "bfloat16"):
             raise unknown_name("dtype for training", self.dtype, ["float32", "bfloat16"])
-        if not self.lr > 0 or not 0 <= self.final_lr <= 1:
-            raise InputError("lr must be positive and final_lr a fraction of it")
+        if not 0 < self.lr < math.inf or not 0 <= self.final_lr <= 1:
+            raise InputError(
+                f"lr must be positive and finite, not {self.lr:g}, and final_lr a fraction of it"
+            )
 
     @property
     def tokens_per_step(self) -> int:

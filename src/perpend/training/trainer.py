@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -28,7 +29,7 @@ from perpend import distributed
 from perpend.errors import InputError, PerpendError
 from perpend.progress import Progress, note, silent
 from perpend.runs import differences
-from perpend.runs.files import TEMPORARY, explained, write_atomically
+from perpend.runs.files import TEMPORARY, explained, read_json, write_atomically
 from perpend.training import parallel
 from perpend.training.data import TokenData, batch_at
 from perpend.training.export import export
@@ -112,6 +113,7 @@ class _Training:
                 f"the model has {shape.vocab} token ids and a context of {shape.context}; the data needs "
                 f"{data.vocab} and the recipe {recipe.context}"
             )
+        _check_streams(data, recipe.context)
         self.shape, self.variant, self.data, self.recipe = shape, variant, data, recipe
         self.out, self.rhythm, self.watch, self.progress = out, rhythm, watch, progress
         self.micro, self.passes = recipe.accumulation(distributed.world())
@@ -199,7 +201,10 @@ class _Training:
         stream, context, world = self.data.valid, self.recipe.context, distributed.world()
         count = min(self.rhythm.sequences, (len(stream) - 1) // context) // world
         if not count:
-            raise InputError(f"{len(stream)} validation tokens hold no {world} sequence(s) of {context}")
+            raise InputError(
+                f"{len(stream):,} validation tokens hold no {world} sequences of {context}, one for each "
+                "process; shorten --context, or keep more with --valid"
+            )
         first = distributed.rank() * count
         starts = [i * context for i in range(first, first + count)]
         rows = torch.from_numpy(np.stack([stream[s : s + context + 1] for s in starts]).astype(np.int64))
@@ -220,7 +225,7 @@ class _Training:
         if not math.isfinite(loss):
             raise PerpendError(
                 f"the loss of {self.variant} became {loss} before step {self.step}; "
-                f"lower --lr, and delete {self.out} to start it again"
+                f"lower --lr, and start it again in another --out ({self.out} keeps this one's)"
             )
         seconds = self.clock.now()[0]
         rate = steps * self.recipe.tokens_per_step / max(seconds - before, 1e-9)
@@ -251,7 +256,7 @@ class _Training:
         path = self.out / "settings.json"
         settings = json.loads(json.dumps(self.settings))
         if path.exists():
-            differ = differences(json.loads(path.read_text()), settings)
+            differ = differences(read_json(path), settings)
             if differ:
                 told = "; ".join(f"{name}: it has {old}, you ask for {new}" for name, old, new in differ)
                 raise InputError(f"{self.out} holds another training run ({told}); choose another folder")
@@ -285,7 +290,13 @@ class _Training:
         if not path.exists():
             distributed.main_first(lambda: log.unlink(missing_ok=True))
             return
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise PerpendError(
+                f"{path} is damaged ({str(error).splitlines()[0]}); delete it, and this model starts again "
+                "from its first step"
+            ) from error
         parallel.restore(self.model, self.optimizer, state)
         self.step, self.logged = state["step"], tuple(state["logged"])
         self.clock = _Clock(self.device, *state["clock"])
@@ -328,6 +339,19 @@ class _Clock:
         return time.perf_counter(), time.process_time()
 
 
+def _check_streams(data: TokenData, context: int) -> None:
+    """InputError, before the first step, where a part of the data holds no sequence."""
+    for name, stream, remedy in (
+        ("training", data.train, "give more text"),
+        ("validation", data.valid, "keep more with --valid, or give more text"),
+    ):
+        if len(stream) < context + 1:
+            raise InputError(
+                f"{len(stream):,} {name} tokens hold no sequence of {context} and its target; shorten "
+                f"--context, or {remedy}"
+            )
+
+
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
@@ -352,5 +376,6 @@ def read_log(folder: str | Path) -> pd.DataFrame:
     """The curve of a training folder: a row a line of log.jsonl."""
     import pandas as pd
 
-    with (Path(folder) / "log.jsonl").open() as lines:
+    path = Path(folder) / "log.jsonl"
+    with explained("read", path), path.open(encoding="utf-8") as lines:
         return pd.DataFrame([json.loads(line) for line in lines])
