@@ -130,6 +130,14 @@ def test_every_verb_has_an_example_first_and_a_figure_maker(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", cli.verbs.list_commands(None))
+def test_every_verb_that_costs_anything_can_tell_its_cost_first(name: str) -> None:
+    command = cli.verbs.get_command(None, name)
+    assert command is not None
+    plans = any(param.name == "plan" for param in command.params)
+    assert plans == (name not in {"models", "report"})
+
+
+@pytest.mark.parametrize("name", cli.verbs.list_commands(None))
 def test_every_example_parses(name: str) -> None:
     import shlex
 

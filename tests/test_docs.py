@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from perpend import cli
+
 REPO = Path(__file__).resolve().parent.parent
 PAGES = sorted([REPO / "README.md", *(REPO / "docs").rglob("*.md")])
 LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -35,6 +37,17 @@ def test_every_link_within_leads_somewhere(page: Path) -> None:
         assert REPO in where.parents, f"{page.name}: {target} leaves the project"
         if anchor and where.suffix == ".md":
             assert anchor in anchors(where), f"{page.name}: {target}"
+
+
+def test_every_page_and_every_study_is_listed() -> None:
+    contents = (REPO / "mkdocs.yml").read_text(encoding="utf-8")
+    home = (REPO / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in (REPO / "docs").rglob("*.md"):
+        assert f": {page.relative_to(REPO / 'docs').as_posix()}\n" in contents, (
+            f"mkdocs.yml: nav lacks {page.name}"
+        )
+    for verb in sorted(set(cli.verbs.list_commands(None)) - {"models", "report"}):
+        assert f"`{verb}`" in home, f"docs/index.md has no row for perpend {verb}"
 
 
 @pytest.mark.slow

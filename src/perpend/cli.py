@@ -93,7 +93,8 @@ def verbs() -> None:
     perpend VERB --help                     examples and options of a verb
 
     Answers go to stdout, progress to stderr. Every run leaves a folder with run.json, tables, arrays and
-    report.html.
+    report.html. --plan tells what a run would cost. Exit status: 0 done, 1 a check failed, 2 bad input, 130
+    interrupted, to go on with --resume.
     """
 
 

@@ -190,7 +190,7 @@ def text_options(*, sequences: int = 64, length: int = 192, batch: int = 8) -> C
             type=Near(("auto", "always", "never")),
             default="auto",
             show_default=True,
-            help="Whether each sequence opens with the model's beginning-of-text token.",
+            help="Whether each sequence opens with the beginning-of-text token; auto: as the tokenizer does.",
         ),
         click.option(
             "--batch",

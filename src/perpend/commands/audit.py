@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 @bootstrap_option(100, "A run needs sums per block of sequences.")
 @run_options
 def command(**options: Any) -> None:
-    """Audit the head signatures of RUN, the folder of a finished `perpend attention`.
+    """What the conclusions of a finished attention survey rest on: metric, mean, temperature, sink set.
 
-    No model is loaded and nothing is captured again. Asked: how much of the content distance lies on tiny
-    entries; whether rival metrics, arithmetic means, another temperature, another sink set or dropping the
-    sink change verdicts, nearest neighbours, prune sets and clusters of heads; and which triple of heads
-    reverses under every classical metric at once.
+    RUN is the folder of a finished `perpend attention`. No model is loaded and nothing is captured again.
+    Asked: how much of the content distance lies on tiny entries; whether rival metrics, arithmetic means,
+    another temperature, another sink set or dropping the sink change verdicts, nearest neighbours, prune sets
+    and clusters of heads; and which triple of heads reverses under every classical metric at once.
     """
     from perpend import output
     from perpend.errors import InputError

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 @verb("perpend verify", "perpend verify path/to/model --dtype float32", "perpend verify gpt2 --json")
 @model_options
-@click.option("--only", multiple=True, metavar="CHECK", help="One check by name; repeatable.  [default: all]")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="CHECK",
+    help="A check, as the table names it. Repeatable.  [default: all]",
+)
 @run_options
 def command(**options: Any) -> int:
     """Whether what perpend reads and edits is what the model computes, on every layer.
