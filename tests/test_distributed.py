@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -183,35 +185,101 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def perpend_in(world: int, words: list[str]) -> None:
-    """`perpend …` in so many processes; all must end well."""
+# the verb, in a process that is killed as soon as it has stored its first step where it is the second one
+KILLED = """
+import os, signal, sys
+from perpend import cli, distributed
+from perpend.runs import Run
+
+step = Run.step
+
+def last(self, name, compute):
+    made = step(self, name, compute)
+    if distributed.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return made
+
+Run.step = last
+code = cli.run(sys.argv[1:])
+sys.stderr.flush()
+os._exit(code)
+"""
+
+
+def perpend_in(
+    world: int, words: list[str], program: tuple[str, ...] = ("-m", "perpend")
+) -> list[tuple[int, str]]:
+    """`perpend …` in so many processes: exit code and stderr of each."""
     port, processes = str(free_port()), []
     for number in range(world):
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         if world > 1:
             env |= {"RANK": str(number), "WORLD_SIZE": str(world), "LOCAL_RANK": str(number)}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, "-m", "perpend", *words]
+        command = [sys.executable, *program, *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         processes.append(subprocess.Popen(command, env=env, **pipes))
-    for process in processes:
-        _, told = process.communicate(timeout=240)
-        assert process.returncode == 0, told
+    told = [process.communicate(timeout=240)[1] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, told)]
+
+
+@pytest.fixture(scope="module")
+def alone(saved: Path) -> Callable[[str], tuple[list[str], dict[str, object]]]:
+    """verb -> its words, and the numbers of one process; each is run once."""
+    done: dict[str, dict[str, object]] = {}
+
+    def run(verb: str) -> tuple[list[str], dict[str, object]]:
+        words = [verb, str(saved / "model"), "--text", str(saved / "text.txt"), "--quiet", *VERBS[verb]]
+        if verb not in done:
+            outcomes = perpend_in(1, [*words, "--out", str(saved / f"alone-{verb}")])
+            assert outcomes[0][0] == 0, outcomes
+            done[verb] = dict(numbers(Run.open(saved / f"alone-{verb}").results))
+        return words, done[verb]
+
+    return run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_gives_in_two_processes_what_it_gives_in_one(verb: str, saved: Path, tmp_path: Path) -> None:
-    common = [verb, str(saved / "model"), "--text", str(saved / "text.txt"), "--quiet", *VERBS[verb]]
-    for world in (1, 2):
-        perpend_in(world, [*common, "--out", str(tmp_path / str(world))])
-    one, two = (dict(numbers(Run.open(tmp_path / name).results)) for name in ("1", "2"))
+def test_a_verb_gives_in_two_processes_what_it_gives_in_one(
+    verb: str, alone: Callable[[str], tuple[list[str], dict[str, object]]], tmp_path: Path
+) -> None:
+    words, one = alone(verb)
+    outcomes = perpend_in(2, [*words, "--out", str(tmp_path / "2")])
+    assert [code for code, _ in outcomes] == [0, 0], outcomes
+    two = dict(numbers(Run.open(tmp_path / "2").results))
     assert one.keys() == two.keys()
     for where, value in one.items():
         if isinstance(value, float):
             assert two[where] == pytest.approx(value, rel=1e-12, abs=1e-12), where
         else:
             assert two[where] == value, where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["attention", "prune", "compress"])
+def test_a_killed_process_ends_the_verb_and_another_number_of_them_resumes_it(
+    verb: str, alone: Callable[[str], tuple[list[str], dict[str, object]]], tmp_path: Path
+) -> None:
+    words, expected = alone(verb)
+    words = [*words, "--out", str(tmp_path / "r")]
+    (main, told), (killed, _) = perpend_in(2, words, ("-c", KILLED))
+    assert killed == -signal.SIGKILL
+    assert main == 2
+    assert "another process of this run has died" in told
+    assert "--resume" in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "r" / "run.json").exists()
+    kept = sorted((tmp_path / "r" / "steps").iterdir())
+    assert kept, "the step that was complete is lost"
+    before = {path.name: path.stat().st_mtime_ns for path in kept}
+    with pytest.raises(PerpendError, match="--resume"):
+        Run.open(tmp_path / "r")
+    outcomes = perpend_in(1, [*words, "--resume"])
+    assert outcomes[0][0] == 0, outcomes
+    assert dict(numbers(Run.open(tmp_path / "r").results)) == expected
+    left = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "r").glob("steps/*")}
+    assert all(left[name] == written for name, written in before.items() if name in left), "computed again"
 
 
 def test_comparing_two_checkpoints_refuses_several_processes(
