@@ -22,7 +22,7 @@ from perpend.report.data import Store, script_json
 from perpend.report.libraries import libraries
 from perpend.report.markup import _conventions, _more_findings, figure_block, question
 from perpend.report.notebook import Rich, table_html
-from perpend.report.page import build, compare, figures_of, names_of
+from perpend.report.page import _readings, build, compare, figures_of, names_of
 from perpend.runs import FinishedRun, Run
 
 
@@ -296,6 +296,16 @@ def test_a_comparison_shows_what_differs_and_only_that(make_run: Callable[..., F
     table = compare([a, b]).partition("What differs")[2].partition("</table>")[0]
     cells = re.findall(r"<td>(.*?)</td>", table)
     assert cells == ["layers", "4", "6"]
+
+
+def test_what_is_said_of_one_run_is_not_said_of_all() -> None:
+    assert _readings(
+        [("a", "A bar is a head. More is better."), ("b", "A bar is a head. More is better.")]
+    ) == ("A bar is a head. More is better.")
+    said = _readings(
+        [("a", "A bar is a head. The rule said no."), ("b", "A bar is a head. The rule said yes.")]
+    )
+    assert said == "A bar is a head. a: The rule said no. b: The rule said yes."
 
 
 def test_names_of_runs_tell_them_apart() -> None:

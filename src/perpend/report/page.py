@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
@@ -111,7 +112,16 @@ def _joined(title: str, having: Sequence[tuple[str, Figure]]) -> Figure:
             for name, figure in having
             for subtitle, one in figure.charts.items()
         }
-    return Figure(title, first.question, chart, table, first.how_to_read)
+    reading = _readings([(name, figure.how_to_read) for name, figure in having])
+    return Figure(title, first.question, chart, table, reading)
+
+
+def _readings(told: Sequence[tuple[str, str]]) -> str:
+    """How to read a figure of several runs: once what all say, then by name what tells of one alone."""
+    sentences = [(name, re.split(r"(?<=[.!?]) ", text)) for name, text in told]
+    shared = [one for one in sentences[0][1] if all(one in other for _, other in sentences)]
+    own = [(name, " ".join(one for one in other if one not in shared)) for name, other in sentences]
+    return " ".join([*shared, *(f"{name}: {text}" for name, text in own if text)])
 
 
 _POLICY = (
