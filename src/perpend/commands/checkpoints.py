@@ -44,13 +44,14 @@ DEFAULT = "pythia-160m"
 @seed_options((0,))
 @run_options
 def command(**options: Any) -> None:
-    """Follow H, H(π), the sink and C_A⊥ through training, and split the fall of H.
+    """Follow attention entropy and the sink through training, and split the entropy's fall between them.
 
     MODEL is several checkpoints' folders in training order, one folder that holds checkpoint-* or step*
-    folders, or one hub model with --revisions. From the first checkpoint to the entropy minimum,
-    ΔH = ΔH_b + Δ[(1−s)H(π)] exactly, and the second term again into sink growth, content and covariance.
-    Checkpoints are loaded one at a time; their weights are hashed, and those that repeat others or come out
-    of order are named before anything is drawn.
+    folders, or one hub model with --revisions. A row's entropy is H = H_b(s) + (1−s)H(π), with s the sink's
+    share and π the rest re-closed; from the first checkpoint to the lowest H, ΔH is split in these two
+    exactly, and the second again into sink growth, content and covariance. Checkpoints are loaded one at a
+    time; their weights are hashed, and those that repeat others or come out of order are named before
+    anything is drawn.
     """
     import gc
 
