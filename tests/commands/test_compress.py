@@ -236,3 +236,129 @@ def test_a_comparison_scores_both_models_on_the_same_items(capsys, tmp_path, sha
     row = results["comparison"][str(model)]["tasks"]["piqa"]["gold log-likelihood"]
     assert row["difference"] == 0
     assert row["n"] == 4
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A tiny random Llama, and a text: what is asked of it is how it is answered, not how good it is."""
+    import tiny
+
+    folder = tmp_path_factory.mktemp("small")
+    tiny.save_llama(folder / "model", num_hidden_layers=2, intermediate_size=64)
+    (folder / "text.txt").write_text(" ".join(f"row {i} of the sink and its content" for i in range(120)))
+    return folder
+
+
+def words(small, verb, *more):
+    cut = ["--text", small / "text.txt", "--sequences", 3, "--length", 32, "--device", "cpu", "--quiet"]
+    calibrated = ["--calibration-sequences", 2, "--calibration-length", 32] if verb == "compress" else []
+    return [verb, small / "model", *more, *cut, *calibrated]
+
+
+def test_mistakes_cost_nothing(capsys, tmp_path, small):
+    """Each is told before anything is computed, and leaves no run behind."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("kept")
+    for arguments, message in (
+        (["--method", "wanda", "--save", tmp_path / "full"], "is not empty"),
+        (["--method", "wanda", "--save", tmp_path / "run"], "a folder of its own"),
+        (["--method", "wanda", "--save", ""], "has no name"),
+        (["--method", "wanda", "--tasks", "bolq"], "unknown task 'bolq'"),
+        (["--method", "wanda", "--keep", "typo"], "matches no weight"),
+        (["--method", "wanda", "--method", "wanda:unstructured"], "named twice"),
+        (["--method", "wanda", "--allocate", "sparsity=nan"], "got nan"),
+        (["--method", "wanda", "--allocate", "sparsity=0.5,0.5"], "besides 0.5"),
+        (["--method", "wanda", "--allocate", "sparsity=half"], "must be a number"),
+        (["--method", "wanda:2:4", "--allocate", "sparsity=0.4"], "fixes the sparsity at 0.5"),
+        (["--method", "rtn:group=32", "--allocate", "bits=3,99"], "1..16, got 99"),
+    ):
+        code, _, err = run(capsys, *words(small, "compress", *arguments), "--out", tmp_path / "run")
+        assert (code, "Traceback" in err) == (2, False), (arguments, err)
+        assert message in err, arguments
+        assert not (tmp_path / "run").exists(), arguments
+    assert (tmp_path / "full" / "mine.txt").read_text() == "kept"
+    code, _, err = run(
+        capsys, *words(small, "compare", small / "model", "--tasks", "bolq"), "--out", tmp_path / "run"
+    )
+    assert code == 2
+    assert "unknown task 'bolq'" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_switch_is_allocated_by_its_word(capsys, tmp_path, small):
+    """clip=false is no clip; taken for a text it would be true."""
+    code, out, err = run(
+        capsys, *words(small, "compress", "--method", "awq:group=32,grid=2", "--allocate", "clip=false"),
+        "--mode", "local", "--json", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert code == 0, err
+    plan = json.loads(out)["results"]["plan"][0]
+    assert plan["uniform"]["value"] is True
+    assert {site["clip"] for site in plan["choice"]} <= {True, False}
+
+
+def test_other_directions_come_beside_the_update_and_nothing_comes_twice(capsys, tmp_path, small):
+    code, out, err = run(
+        capsys, *words(small, "compress", "--method", "wanda", "--method", "rtn:group=32"),
+        "--along", "input", "--along", "input", "--mode", "local", "--mode", "local",
+        "--error-sequences", 50, "--surgery", 50, "--json", "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert code == 0, err
+    document = json.loads(out)
+    found = Run.open(tmp_path / "run")
+    assert len(found.tables["regimes"]) == 2 * 3, "a regime and part once each"
+    assert found.tables["layers"]["along"].unique().tolist() == ["update", "input"]
+    assert len(found.tables["layers"]) == 2 * 2 * 3 * 2
+    assert document["conventions"]["error_sequences"] == 3, "what there was, not what was asked for"
+    assert document["conventions"]["surgery_sequences"] == 3
+    assert not any("nan" in finding for finding in document["findings"])
+
+
+def test_a_model_against_itself(capsys, tmp_path, small):
+    code, out, err = run(
+        capsys, *words(small, "compare", small / "model"), "--surgery", 2, "--map", 1, "--json", "--out",
+        tmp_path / "run",
+    )  # fmt: skip
+    assert code == 0, err
+    document = json.loads(out)
+    results = document["results"]
+    assert results["kl"] == 0
+    assert results["agreement"] == 1
+    assert results["other"]["change"]["difference"] == 0
+    assert all(s["total"] == s["kappa"] == s["perpendicular"] == 0 for s in results["summary"])
+    assert all(s["rotation_degrees"] < 1e-4 for s in results["summary"])
+    assert [row["change"] for row in results["surgery"][str(small / "model")]] == [0.0] * 9
+    assert sum("no error at any layer" in finding for finding in document["findings"]) == 2
+    assert not any("nan" in finding for finding in document["findings"])
+
+
+def test_numbers_that_overflow_are_told(capsys, tmp_path, small):
+    """A base without a finite loss is refused, another model is described."""
+    import perpend
+
+    model, tokenizer = perpend.load(small / "model", device="cpu")
+    model.model.layers[0].mlp.down_proj.weight.data *= 3e37
+    model.save_pretrained(tmp_path / "large")
+    tokenizer.save_pretrained(tmp_path / "large")
+    cut = words(small, "compare")[2:]
+    code, _, err = run(capsys, "compare", tmp_path / "large", small / "model", *cut, "--out", tmp_path / "a")
+    assert code == 2
+    assert "is not finite at" in err
+    assert "--dtype" in err
+    code, out, err = run(
+        capsys, *words(small, "compare", tmp_path / "large"), "--json", "--out", tmp_path / "b"
+    )
+    assert code == 0, err
+    assert any("its loss is not finite at" in finding for finding in json.loads(out)["findings"])
+
+
+def test_calibration_within_the_positions_and_away_from_shuffled_evaluation(capsys, tmp_path, small):
+    code, out, err = run(
+        capsys, *words(small, "compress", "--method", "wanda"), "--mode", "local", "--calibration",
+        small / "text.txt", "--calibration-length", 512, "--calibration-sequences", 1, "--seed", 3, "--json",
+        "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert code == 0, err
+    record = json.loads(out)["request"]["calibration_text"]
+    assert record["length"] == 256, "the positions of the model"
+    assert record["skipped"] >= 1

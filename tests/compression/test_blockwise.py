@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
+import re
 import warnings
 
 import pytest
@@ -276,3 +279,111 @@ def test_calibration_never_reads_what_is_evaluated():
         calibration(text, _Words(), length=100, avoid=evaluated, used=20)
     with pytest.raises(InputError, match="were asked for"):
         calibration(text, _Words(), length=100, sequences=50)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("rtn:group=-1", "0 for one group per row, got -1"),
+        ("wanda:nan", r"\[0, 1\), got nan"),
+        ("wanda:2:4,sparsity=0.7", "fixes the sparsity at 0.5, 0.7 was asked for"),
+        ("magnitude:1:4,sparsity=0.3", "fixes the sparsity at 0.75"),
+        ("awq:group=8,objective=update,sample=0", "at least 1 batch"),
+        ("awq:group=8,objective=update,perpendicular=nan", "must be finite"),
+        ("awq:group=8,objective=update,parallel=inf", "must be finite"),
+        ("wanda+gain:parallel=0", "at 0 the best update is none"),
+        ("wanda+gain:perpendicular=nan", "finite weights"),
+        ("wanda+refit:iterations=0", "at least 1 iteration"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_changes(spec, message):
+    model = build("llama")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InputError, match=message):
+        check(model, spec)
+    with pytest.raises(InputError, match=message):
+        compress(model, tokens(2, 12), spec)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_sparsity_of_a_pattern_may_be_said():
+    assert compress(build("llama"), tokens(2, 12), "wanda:1:4,sparsity=0.75", layers=[0]).zeros == 0.75
+
+
+def test_keep_that_matches_nothing_or_everything_is_refused():
+    model = build("llama")
+    with pytest.raises(InputError, match=r"matches no weight .* model.layers.0.self_attn.q_proj"):
+        check(model, "wanda", keep=["*.down_porj"])
+    with pytest.raises(InputError, match="nothing is left to compress"):
+        check(model, "wanda", keep=["*"])
+    check(model, "wanda", keep=["lm_head", "*.down_proj"])
+
+
+def test_the_remedy_for_an_expert_is_one_that_works():
+    """A slice of fused experts is named with its number, which as a pattern would match nothing."""
+    model, kept = build("qwen3_moe"), []  # its experts are 16 wide inside
+    for _ in range(9):
+        with contextlib.suppress(InputError):
+            check(model, "wanda:10:32", keep=kept)
+            break
+        with pytest.raises(InputError) as refused:
+            check(model, "wanda:10:32", keep=kept)
+        kept.append(re.search(r"keep='([^']+)'", str(refused.value))[1])
+    assert kept == [f"model.layers.{i}.mlp.experts.down_proj" for i in range(3)]
+
+
+def test_a_model_with_few_positions_shortens_the_calibration():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tiny import byte_tokenizer
+
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=259, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                    num_attention_heads=1, max_position_embeddings=256)
+    )  # fmt: skip
+    got = calibration(["words and words " * 80], byte_tokenizer(), model=model, sequences=2)
+    assert got.tokens.shape == (2, 256)
+    assert "256 positions" in got.record["notes"][0]
+
+
+def test_a_text_shorter_than_a_sequence_is_used_whole_beside_its_bos():
+    from tiny import byte_tokenizer
+
+    tokenizer = byte_tokenizer()
+    got = calibration(["a"], tokenizer, bos="always")
+    assert got.tokens.tolist() == [[tokenizer.bos_token_id, tokenizer.convert_tokens_to_ids("a")]]
+    assert calibration(["abc"], tokenizer, bos="never").tokens.shape == (1, 3)
+
+
+@pytest.mark.parametrize("bos", ["never", "always"])
+@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize(("evaluated", "length"), [(64, 10), (10, 64), (20, 30)])
+def test_calibration_shares_no_token_with_the_evaluation_whatever_the_seed(bos, seed, evaluated, length):
+    """With a BOS a sequence holds one token of the text less, and a seed above 0 evaluates anywhere."""
+    from perpend import texts
+    from tiny import byte_tokenizer
+
+    # position i of the text is told by the two bytes from i on: no pair occurs twice
+    letters = [chr(33 + i) for i in range(90)]
+    text = texts.read_text(["".join(a + b for a in letters[:30] for b in letters[30:60])])
+    tokenizer = byte_tokenizer()
+    cut = texts.sequences(text, tokenizer, length=evaluated, bos=bos)
+    used = 6
+    got = calibration(text, tokenizer, length=length, bos=bos, avoid=cut, used=used, seed=seed)
+
+    def pairs(rows):
+        special = {tokenizer.bos_token_id}
+        return {
+            (a, b)
+            for row in rows.tolist()
+            for a, b in itertools.pairwise(row)
+            if not special & {a, b}
+        }  # fmt: skip
+
+    assert not pairs(cut.take(used, seed)) & pairs(got.tokens)
+    whole = calibration(text, tokenizer, length=length, bos=bos, sequences=None)
+    assert got.record["skipped"] == len(texts.sequences(text, tokenizer, length=length, bos=bos)) - len(
+        [1 for row in texts.sequences(text, tokenizer, length=length, bos=bos).tokens
+         if not pairs(row[None]) & pairs(cut.take(used, seed))]
+    )  # fmt: skip
+    assert len(got.tokens) <= len(whole.tokens)

@@ -213,3 +213,43 @@ def test_models_of_two_precisions(pair):
     half = copy.deepcopy(base).to(torch.bfloat16)
     table = measure(base, half, tokens(2, 16)).table
     assert 0 < float(table["total"].max()) < 0.1
+
+
+def test_what_is_left_of_nothing_is_counted_and_only_its_rotation_undefined():
+    """A layer that no longer adds anything errs by its whole update, backwards: kappa is -1."""
+    base = build("llama")
+    other = copy.deepcopy(base)
+    with torch.no_grad():
+        other.model.layers[1].mlp.down_proj.weight.zero_()
+    error = measure(base, other, tokens(2, 12), modes=("local",))
+    row = error.layer_means(part="mlp").iloc[1]
+    assert (row["tokens"], row["undefined"]) == (24, 0)
+    assert row["kappa"] == pytest.approx(-1)
+    assert row["kappa_q05"] == pytest.approx(-1)
+    assert row["total"] == pytest.approx(1)
+    assert row["perpendicular"] == pytest.approx(0, abs=1e-6)
+    assert math.isnan(row["rotation"])
+    summary = next(s for s in error.summary if s["part"] == "mlp")
+    assert summary["kappa"] == pytest.approx(-1 / 3)
+
+
+def test_sizes_whose_squares_leave_single_precision():
+    e, u = torch.randn(8, 16), torch.randn(8, 16)
+    plain = split_error(e, u)
+    for scale in (1e30, 1e-30):
+        split = split_error(e * scale, u * scale)
+        assert split.defined.all()
+        for name in ("perpendicular", "parallel", "total", "kappa", "rotation", "share"):
+            assert torch.allclose(getattr(split, name), getattr(plain, name), rtol=1e-5), name
+
+
+def test_an_error_of_one_size_has_no_correlation(pair):
+    """All of an update removed by a tenth: every token errs alike, and rounding is no spread."""
+    base, _ = pair
+    other = copy.deepcopy(base)
+    with torch.no_grad():
+        for layer in other.model.layers:
+            layer.mlp.down_proj.weight *= 0.9
+    row = measure(base, other, tokens(2, 12), modes=("local",)).layer_means(part="mlp").iloc[0]
+    assert row["total"] == pytest.approx(0.1, rel=1e-5)
+    assert math.isnan(row["r_perpendicular_total"])

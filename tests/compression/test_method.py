@@ -48,8 +48,8 @@ def test_repairs_and_awq_settings_are_read():
         ("wonda", "did you mean 'wanda'"),
         ("wanda:sparcity=0.4", "did you mean 'sparsity'"),
         ("wanda+gian", "did you mean 'gain'"),
-        ("rtn:bits=four", "is not a int"),
-        ("awq:clip=maybe", "is not a bool"),
+        ("rtn:bits=four", "must be a whole number"),
+        ("awq:clip=maybe", "must be true or false"),
     ],
 )
 def test_unknown_names_are_answered_with_near_ones(text, message):
@@ -64,3 +64,22 @@ def test_changed_settings_make_a_name_that_reads_back():
     assert again.repair.name == "gain"
     with pytest.raises(InputError, match="setting of wanda"):
         with_settings(regime("wanda"), bits=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rtn:bits=4,bits=3", "bits is set twice"),
+        ("wanda:2:4,4:8", "pattern is set twice"),
+        ("rtn:bits=nan", "bits must be a whole number, not 'nan'"),
+        ("awq:clip=perhaps", "clip must be true or false"),
+    ],
+)
+def test_settings_that_contradict_or_are_of_another_kind(text, message):
+    with pytest.raises(InputError, match=message):
+        regime(text)
+
+
+def test_numbers_are_read_in_every_spelling():
+    assert regime("wanda:5e-1").settings["sparsity"] == 0.5
+    assert regime("wanda:.25").settings["sparsity"] == 0.25

@@ -23,6 +23,7 @@ class Compare(Pairs):
     @cached_property
     def other(self) -> Any:
         from perpend.compression.error import check_comparable
+        from perpend.models.limits import check_positions
         from perpend.models.load import load
         from perpend.models.placement import as_placed
 
@@ -33,6 +34,7 @@ class Compare(Pairs):
             trust_remote_code=self.options["trust_remote_code"],
         )
         check_comparable(self.job.model, model)
+        check_positions(model, self.options["length"])
         if tokenizer is not None:
             from perpend import texts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -31,12 +32,26 @@ class Compress(Pairs):
 
         self.regimes: list[Regime] = [regime(text) for text in self.options["methods"] or DEFAULT]
         names = [r.name for r in self.regimes]
-        if len(set(names)) < len(names):
-            raise InputError(f"a method is named twice: {', '.join(names)}")
-        if self.options["save_to"] and len(names) != 1:
-            raise InputError("--save writes one model: give exactly one --method")
+        for i, one in enumerate(self.regimes):
+            if any(one.described == other.described for other in self.regimes[:i]):
+                raise InputError(f"a method is named twice: {', '.join(names)}")
+        if self.options["save_to"] is not None:
+            self._check_save(len(names))
         self.allocated = _allocation(self.options["allocate"], self.regimes)
         self._made: dict[str, Any] = {}
+
+    def _check_save(self, methods: int) -> None:
+        from pathlib import Path
+
+        from perpend.compression.save import check_folder
+
+        folder, out = Path(self.options["save_to"]), self.options["out"]
+        if methods != 1:
+            raise InputError("--save writes one model: give exactly one --method")
+        if out is not None and folder.resolve() == Path(out).resolve():
+            raise InputError(f"--save and --out are both {folder}; give the model a folder of its own")
+        if not self.options["resume"]:  # a resumed run may have saved it already
+            check_folder(self.options["save_to"])
 
     @cached_property
     def calibration(self) -> Any:
@@ -50,16 +65,19 @@ class Compress(Pairs):
             bos=self.options["bos"],
             avoid=self.job.sequences,
             used=len(self.tokens),
+            seed=self.seed,
+            model=self.job.model,
         )
 
     def run(self) -> None:
         from perpend.compression import check
 
-        modes = self.options["modes"] or ("local", "propagated")
-        each = 1 + 1 + 3 * ("local" in modes) + ("propagated" in modes)
+        each = 1 + 1 + 3 * ("local" in self.modes) + ("propagated" in self.modes)
         remarks = [f"each of {len(self.regimes)} methods also passes the calibration text two to four times"]
         for regime in self.regimes:  # a width that does not fit is refused before anything is computed
             check(self.job.model, regime, keep=self.options["keep"])
+        for candidate in self._candidates():
+            check(self.job.model, candidate, keep=self.options["keep"])
         if self.job.planned(self.tokens, passes=1 + each * len(self.regimes), remarks=remarks):
             return
         with self.job.run(calibration_text=self.calibration.record) as run:
@@ -101,7 +119,7 @@ class Compress(Pairs):
                 results["saved"] = found["saved"]
         tables = self.tables(run, self.outcomes, results)
         run.table("matrices", _facts(self.outcomes))
-        order = sorted(self.outcomes, key=lambda n: self.outcomes[n]["change"]["difference"])
+        order = sorted(self.outcomes, key=lambda n: _cost(self.outcomes[n]))
         findings = [cost_finding(name, self.outcomes[name]) for name in order]
         results["relations"] = tables["relations"].to_dict("records")
         # a repair trades one part of the error for the other, so only plain methods are asked for one order
@@ -168,6 +186,15 @@ class Compress(Pairs):
             self._made[regime.name] = other
         return self._made[regime.name]
 
+    def _candidates(self) -> list[Regime]:
+        """What --allocate chooses among."""
+        from perpend.compression.method import with_settings
+
+        if self.allocated is None:
+            return []
+        option, regime, values = self.allocated
+        return [with_settings(regime, **{option: value}) for value in values]
+
     def _plans(self, run: Any, setting: Setting) -> list[dict[str, Any]]:
         """A plan from the whole error and one from e⊥ for the first method that has the setting."""
         from perpend.studies.compression_surgery import plan
@@ -197,7 +224,7 @@ def _allocation(text: str | None, regimes: Sequence[Regime]) -> tuple[str, Regim
     if not text:
         return None
     option, equals, values = text.partition("=")
-    chosen = [v for v in values.split(",") if v]
+    chosen = [v.strip() for v in values.split(",") if v.strip()]
     if not equals or not chosen:
         raise InputError(
             f"--allocate is SETTING=V1,V2,... (as sparsity=0.4,0.5,0.6 or bits=3,4,5), not {text!r}"
@@ -208,13 +235,21 @@ def _allocation(text: str | None, regimes: Sequence[Regime]) -> tuple[str, Regim
         raise InputError(
             f"--allocate: none of the methods has a setting {option!r}; they have {', '.join(known)}"
         )
-    kind = type(regime.method.defaults[option])
-    try:
-        return option, regime, [kind(v) for v in chosen]
-    except ValueError:
+    from perpend.compression.method import converted
+
+    default, own = regime.method.defaults[option], regime.settings[option]
+    read = dict.fromkeys(converted("--allocate", option, value, default) for value in chosen)
+    if not set(read) - {own}:
         raise InputError(
-            f"--allocate: {option} takes values such as {regime.method.defaults[option]}, not {values!r}"
-        ) from None
+            f"--allocate needs a value of {option} besides {own}, which {regime.name} has already"
+        )
+    return option, regime, list(read)
+
+
+def _cost(outcome: Mapping[str, Any]) -> float:
+    """The loss change; a model whose loss is not finite comes last."""
+    difference = outcome["change"]["difference"]
+    return difference if difference is not None and math.isfinite(difference) else math.inf
 
 
 def _facts(outcomes: Mapping[str, Any]) -> pd.DataFrame:

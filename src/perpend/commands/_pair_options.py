@@ -26,7 +26,7 @@ OPTIONS = (
     ),
     click.option("--mode", "modes", multiple=True, type=Near(MODES), help="Error modes.  [default: both]"),
     click.option(
-        "--along", multiple=True, type=Near(ALONG), help="Directions to split along.  [default: update]"
+        "--along", multiple=True, type=Near(ALONG), help="Directions to split along, besides the update."
     ),
     click.option(
         "--layer-changes",

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from perpend import distributed
+from perpend.commands._tasks import check_tasks
 from perpend.errors import InputError
 from perpend.job import Job
 
@@ -25,6 +26,10 @@ class Pairs:
         if len(self.options["seeds"]) != 1:
             raise InputError("one --seed: it chooses the evaluated sequences and surgery's random directions")
         self.seed = self.options["seeds"][0]
+        check_tasks(self.options)
+        self.modes = tuple(dict.fromkeys(self.options["modes"])) or ("local", "propagated")
+        # findings, figures and relations are about the split along the update, whatever else is asked for
+        self.along = tuple(dict.fromkeys(("update", *self.options["along"])))
 
     @cached_property
     def tokens(self) -> Any:
@@ -44,8 +49,8 @@ class Pairs:
             calibration=calibration,
             tokens=self.tokens[: self.options["error_sequences"]],
             windows=self.windows,
-            modes=self.options["modes"] or ("local", "propagated"),
-            along=self.options["along"] or ("update",),
+            modes=self.modes,
+            along=self.along,
             batch=self.options["batch"],
             keep=self.options.get("keep", ()),
             layer_sequences=min(self.options["layer_changes"], len(self.tokens)),
@@ -61,7 +66,14 @@ class Pairs:
             return {"values": nll.values, "scored": nll.scored}
 
         kept = distributed.main_first(lambda: run.step("base loss", compute))
-        return TokenNLL(kept["values"], kept["scored"], self.windows)
+        nll = TokenNLL(kept["values"], kept["scored"], self.windows)
+        if nll.nonfinite:
+            raise InputError(
+                f"the loss of {self.job.model_name} is not finite at {nll.nonfinite} of "
+                f"{int(nll.scored.sum())} tokens, so nothing can be set against it: its numbers overflow in "
+                f"{str(self.job.model.dtype).removeprefix('torch.')}; try a wider --dtype, or another model"
+            )
+        return nll
 
     def cut(self, run: Any, name: str, other: Callable[[], Any]) -> dict[str, Any]:
         """Surgery and sensitivity map of one model, where asked for: steps of the run, as records."""
@@ -95,10 +107,9 @@ class Pairs:
         from perpend.studies.compression import layer_table, regime_table, relations
 
         run.table("layers", layer_table(outcomes))
-        modes = self.options["modes"] or ("local", "propagated")
         frames = [
             regime_table(outcomes, mode, part).assign(mode=mode, part=part)
-            for mode in modes
+            for mode in self.modes
             for part in self.parts
         ]
         regimes = pd.concat(frames, ignore_index=True)
@@ -124,15 +135,18 @@ class Pairs:
         """One line per model for the terminal: perplexity, and the error of whole blocks."""
         from perpend.studies.compression import regime_table
 
-        mode = (self.options["modes"] or ("local",))[0]
-        table = regime_table(outcomes, mode, "block")
+        table = regime_table(outcomes, self.modes[0], "block")
         return table[
             ["regime", "perplexity", "change", "perpendicular", "parallel", "total", "kappa", "angle"]
         ]
 
     def conventions(self) -> dict[str, Any]:
+        held = len(self.tokens)
+        used = {f"{name}_sequences": self.options[f"{name}_sequences"] for name in ("surgery", "map")}
+        used["layer_changes_sequences"] = self.options["layer_changes"]
         return {
-            "error_sequences": self.options["error_sequences"] or len(self.tokens),
+            "error_sequences": min(self.options["error_sequences"] or held, held),
+            **{name: min(count, held) for name, count in used.items() if count},
             "error": "e = update of the other model - base update, relative to the norm of the base update",
             "local": "attn and block on the base block input, mlp on the base mid-stream",
             "propagated": "each model on its own stream",
@@ -154,9 +168,18 @@ def cost_finding(name: str, outcome: Mapping[str, Any]) -> str:
     change, loss = outcome["change"], outcome["loss"]
     interval = "" if change["low"] is None else f" [{change['low']:+.3f}, {change['high']:+.3f}]"
     block = next(s for s in outcome["summary"] if s["part"] == "block")
+    if loss["loss"] is None:
+        start = (
+            f"{name}: its loss is not finite at {loss['nonfinite_tokens']} of {loss['tokens']} tokens, so it "
+            "has no perplexity"
+        )
+    else:
+        size = "too large to write" if loss["perplexity"] is None else f"{loss['perplexity']:.2f}"
+        start = f"{name}: perplexity {size} ({change['difference']:+.3f} nats{interval})"
+    if block["perpendicular"] is None:
+        return f"{start}; its block error is undefined in {block['mode']} mode"
     return (
-        f"{name}: perplexity {loss['perplexity']:.2f} ({change['difference']:+.3f} nats{interval}); "
-        f"block error across {block['perpendicular']:.3f}, along {block['parallel']:.3f} with κ "
+        f"{start}; block error across {block['perpendicular']:.3f}, along {block['parallel']:.3f} with κ "
         f"{block['kappa']:+.3f} ({block['mode']}, means over layers)"
     )
 

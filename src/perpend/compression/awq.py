@@ -15,6 +15,7 @@ it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -72,9 +73,11 @@ def _check(matrix: Matrix, settings: Settings) -> None:
         raise unknown_name("objective of awq", settings["objective"], OBJECTIVES)
     if settings["grid"] < 1:
         raise InputError(f"grid must be at least 1 (the identity), got {settings['grid']}")
+    if settings["sample"] < 1:
+        raise InputError(f"sample must be at least 1 batch of calibration text, got {settings['sample']}")
     weights = (settings["perpendicular"], settings["parallel"])
-    if min(weights) < 0 or max(weights) == 0:
-        raise InputError(f"weights of the error parts must not be negative nor both 0, got {weights}")
+    if not all(0 <= w < math.inf for w in weights) or max(weights) == 0:
+        raise InputError(f"weights of the error parts must be finite, not negative nor both 0, got {weights}")
     if settings["objective"] == "output" and (weights != (1.0, 1.0) or settings["relative"]):
         raise InputError("weights on the parts of the error, and relative errors, need objective=update")
 

@@ -8,6 +8,7 @@ and one block's statistics exist at a time. Methods without needs (rtn, magnitud
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -177,8 +178,12 @@ def _checked(
         raise InputError(
             "the model is in training mode: call model.eval() first, dropout would blur calibration"
         )
+    if regime.repair is not None:
+        regime.repair.check(regime.repair_settings)
     settings_of = _settings(regime, plan or {}, len(found))
     work, left = _matrices(model, found, chosen, keep)
+    if not any(work.values()):
+        raise InputError(f"nothing is left to compress with keep={list(keep)}; keep fewer matrices")
     for matrix in (m for some in work.values() for m in some):
         regime.method.check(matrix, settings_of(matrix))
     return chosen, work, left, settings_of
@@ -206,6 +211,15 @@ def _matrices(
 ) -> tuple[dict[int, tuple[Matrix, ...]], dict[str, str]]:
     work: dict[int, tuple[Matrix, ...]] = {}
     left: dict[str, str] = {}
+    known = dict(model.named_parameters(remove_duplicate=False))
+    names = [*known, *(name.removesuffix(".weight") for name in known)]
+    for pattern in keep:
+        if not fnmatch.filter(names, pattern):
+            inside = (n for n in known if n.startswith(found[0].name) and known[n].ndim > 1)
+            raise InputError(
+                f"keep={pattern!r} matches no weight of the model; a name is such as "
+                f"{next(inside, names[0]).removesuffix('.weight')}, and * stands for anything"
+            )
     for index in chosen:
         block = found[index]
         own = block_matrices(block.module, index, prefix=block.name, attention=block.attention, keep=keep)

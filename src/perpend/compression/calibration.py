@@ -30,28 +30,40 @@ def calibration(
     bos: str = "auto",
     avoid: Any = None,
     used: int = 0,
+    seed: int = 0,
+    model: Any = None,
 ) -> Calibration:
-    """Cut a text for calibration. The length is never taken from the model: a huge maximum changes nothing.
+    """Cut a text for calibration. A model's huge maximum changes nothing; a small one shortens the sequences.
 
     sequences: how many; None takes up to DEFAULT_SEQUENCES, fewer if the text holds fewer. A text shorter
-    than one sequence is used whole, as one shorter sequence. avoid: the `texts.Sequences` of the evaluation
-    and `used`, how many of them are evaluated: of the same text, only what comes after them is taken.
+    than one sequence is used whole, as one shorter sequence. avoid: the `texts.Sequences` of the evaluation,
+    of which `avoid.take(used, seed)` is evaluated: of the same text, only sequences that share no token with
+    it are taken. model: where given, no sequence is longer than its positions.
     InputError: no text left, or more sequences asked for than there are.
     """
     from perpend import texts
+    from perpend.models.limits import positions
 
     source = texts.read_text(text)
     total = len(texts.encode(tokenizer, source.text))
     notes = []
+    limit = None if model is None else positions(model)
+    if limit is not None and limit < length:
+        notes.append(f"the model has {limit} positions: sequences of {limit} instead of {length}")
+        length = limit
     if total < length:
-        notes.append(f"the text holds {total} tokens: sequences of {total} instead of {length}")
-        length = total
-    cut = texts.sequences(source, tokenizer, length=length, bos=bos)
-    skip = 0
+        length = min(length, total + _added(tokenizer, bos))
+        notes.append(f"the text holds {total} tokens: sequences of {length}, as it is too short for more")
+    cut = texts.sequences(source, tokenizer, length=length, bos=bos, model=model)
+    chosen = list(range(len(cut)))
     if avoid is not None and avoid.text.sha256 == source.sha256:
-        skip = -(-used * avoid.length // length)
-        notes.append(f"same text as the evaluation: the first {skip} sequences are left to it")
-    there = len(cut) - skip
+        chosen = _clear(cut, avoid, used, seed)
+        which = "first " if seed == 0 else ""
+        notes.append(
+            f"same text as the evaluation: the {which}{len(cut) - len(chosen)} sequences with its tokens are "
+            "left to it"
+        )
+    skip, there = len(cut) - len(chosen), len(chosen)
     if there < 1:
         raise InputError(
             f"{source.name} has no tokens left for calibration after {used} evaluated sequences of "
@@ -71,4 +83,33 @@ def calibration(
         "bos": cut.bos,
         "notes": notes,
     }
-    return Calibration(cut.tokens[skip : skip + count], record)
+    return Calibration(cut.tokens[chosen[:count]], record)
+
+
+def _added(tokenizer: Any, bos: str) -> int:
+    """Special tokens of a sequence."""
+    from perpend import texts
+
+    cut = texts.sequences(["a short text to see what is put around it"], tokenizer, length=8, bos=bos)
+    return len(cut.opening) + len(cut.closing)
+
+
+def _body(cut: Any) -> int:
+    return cut.length - len(cut.opening) - len(cut.closing)
+
+
+def _clear(cut: Any, avoid: Any, used: int, seed: int) -> list[int]:
+    """The sequences of `cut` that share no token of their common text with what is evaluated of `avoid`."""
+    import torch
+
+    ours, theirs = _body(cut), _body(avoid)
+    order = range(len(avoid))
+    if seed:  # as `Sequences.take` shuffles
+        order = torch.randperm(len(avoid), generator=torch.Generator().manual_seed(seed)).tolist()
+    taken = torch.zeros(len(avoid) + 1, dtype=torch.bool)
+    taken[list(order)[:used]] = True
+    return [
+        i
+        for i in range(len(cut))
+        if not taken[i * ours // theirs : min(((i + 1) * ours - 1) // theirs, len(avoid)) + 1].any()
+    ]

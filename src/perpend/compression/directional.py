@@ -34,10 +34,10 @@ class Split:
 
 def split_error(error: Tensor, update: Tensor, direction: Tensor | None = None) -> Split:
     """Split errors [..., d] against base updates [..., d] along `direction` (None: the update itself)."""
-    wide = torch.float64 if torch.float64 in (error.dtype, update.dtype) else torch.float32
-    e = error.reshape(-1, error.shape[-1]).to(wide)
-    base = update.reshape(-1, update.shape[-1]).to(wide)
-    u = base if direction is None else direction.reshape(-1, direction.shape[-1]).to(wide)
+    # float64 throughout: the squares of what float32 holds leave float32's range
+    e = error.reshape(-1, error.shape[-1]).double()
+    base = update.reshape(-1, update.shape[-1]).double()
+    u = base if direction is None else direction.reshape(-1, direction.shape[-1]).double()
     size, length = base.norm(dim=-1), u.norm(dim=-1)
     defined = (size > 0) & (length > 0)
     safe = torch.where(defined, length, 1.0)
@@ -46,11 +46,12 @@ def split_error(error: Tensor, update: Tensor, direction: Tensor | None = None) 
     across = (e - along[:, None] * unit).norm(dim=-1)
     total = e.norm(dim=-1)
     rotated = torch.hypot(length + along, across)
-    cosine = torch.where(rotated > 0, (length + along) / torch.where(rotated > 0, rotated, 1.0), torch.nan)
+    left = rotated > torch.finfo(error.dtype).eps * length  # else what remains is the rounding of e
+    cosine = torch.where(left, (length + along) / torch.where(left, rotated, 1.0), torch.nan)
     scale = torch.where(defined, size, 1.0)
     share = torch.where(total > 0, (across / torch.where(total > 0, total, 1.0)).square(), torch.nan)
     parts = (across / scale, along.abs() / scale, total / scale, along / scale, cosine, share)
-    return Split(*(p.double() for p in parts), defined)
+    return Split(*parts, defined)
 
 
 def directional_loss(

@@ -46,6 +46,7 @@ class _Tally:
     tokens: int = 0
     undefined: int = 0
     sums: Tensor = field(default_factory=lambda: torch.zeros(len(METRICS), dtype=torch.float64))
+    counts: Tensor = field(default_factory=lambda: torch.zeros(len(METRICS), dtype=torch.int64))
     share: float = 0.0
     shared: int = 0
     energy: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
@@ -55,11 +56,13 @@ class _Tally:
 
     def add(self, split: Split, width: int) -> None:
         self.width = width
-        ok = split.defined & torch.isfinite(split.rotation)
+        ok = split.defined & torch.isfinite(split.total)
         self.undefined += int((~ok).sum())
         values = torch.stack([getattr(split, name) for name in METRICS])[:, ok].cpu()
         self.tokens += values.shape[1]
-        self.sums += values.sum(1)
+        # where nothing is left of an update its size is -1 along itself, and only its rotation is undefined
+        self.counts += torch.isfinite(values).sum(1)
+        self.sums += values.nan_to_num(0.0).sum(1)
         share = split.share[ok & torch.isfinite(split.share)]
         self.share += float(share.sum())
         self.shared += len(share)
@@ -80,8 +83,8 @@ class _Tally:
         sample = torch.cat(self.kept, 1).double()
         levels = torch.tensor(list(QUANTILES.values()), dtype=torch.float64)
         for i, name in enumerate(METRICS):
-            out[name] = float(self.sums[i] / n)
-            for key, value in zip(QUANTILES, torch.quantile(sample[i], levels)):
+            out[name] = float(self.sums[i] / self.counts[i])
+            for key, value in zip(QUANTILES, torch.nanquantile(sample[i], levels)):
                 out[f"{name}_{key}"] = float(value)
         share = self.share / self.shared if self.shared else math.nan
         out["energy_share"] = share
@@ -91,7 +94,7 @@ class _Tally:
         )
         out["isotropy"] = self.width * (1 - share)
         sp, st, spp, stt, spt = (float(v) / n for v in self.moments)
-        var_p, var_t = spp - sp**2, stt - st**2
+        var_p, var_t = _spread(spp, sp), _spread(stt, st)
         out["r_perpendicular_total"] = (
             (spt - sp * st) / math.sqrt(var_p * var_t) if min(var_p, var_t) > 0 else math.nan
         )
@@ -150,6 +153,12 @@ class DirectionalError(Rich):
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
         return {"layers": self.table}
+
+
+def _spread(second: float, mean: float) -> float:
+    """The variance from two moments; 0 where it is no more than their rounding."""
+    variance = second - mean**2
+    return variance if variance > 1e-12 * second else 0.0
 
 
 def _degrees(cosine: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perpend.compression.masks import pattern_of, pruned, removed
+from perpend.compression.masks import SPARSITY, pattern_of, pruned, removed
 from perpend.compression.matrices import Matrix
 from perpend.compression.method import Method, Settings
 from perpend.compression.wanda import check
@@ -40,7 +40,7 @@ def _compress(block: Any, settings_of: Any) -> dict[str, dict[str, Any]]:
 METHOD = Method(
     name="magnitude",
     summary="prune by weight alone",
-    defaults={"pattern": "unstructured", "sparsity": 0.5},
+    defaults={"pattern": "unstructured", "sparsity": SPARSITY},
     needs=frozenset(),
     check=check,
     compress=_compress,

@@ -11,7 +11,10 @@ import re
 import torch
 from torch import Tensor
 
+from perpend.compression.matrices import kept_name
 from perpend.errors import InputError
+
+SPARSITY = 0.5  # where none is asked for
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
@@ -86,12 +89,21 @@ def removed(total: int, sparsity: float) -> int:
 
 
 def check_pattern(name: str, width: int, pattern: str, sparsity: float) -> None:
-    """InputError naming the matrix if its width does not hold whole groups of the pattern."""
+    """InputError naming the matrix if its width does not hold whole groups of the pattern, and for a sparsity
+    that is none or that the pattern contradicts.
+    """
     if not 0 <= sparsity < 1:
         raise InputError(f"sparsity must lie in [0, 1), got {sparsity}")
     kept_of = pattern_of(pattern)
-    if kept_of is not None and width % kept_of[1]:
+    if kept_of is None:
+        return
+    fixed = 1 - kept_of[0] / kept_of[1]
+    if sparsity not in (SPARSITY, fixed):
+        raise InputError(
+            f"pattern {pattern} fixes the sparsity at {fixed:g}, {sparsity:g} was asked for: give one"
+        )
+    if width % kept_of[1]:
         raise InputError(
             f"{name} has {width} input features, not a multiple of {kept_of[1]}: pattern {pattern} does not "
-            f"fit; use another pattern or leave the matrix out with keep={name!r}"
+            f"fit; use another pattern or leave the matrix out with keep={kept_name(name)!r}"
         )

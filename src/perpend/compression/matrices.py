@@ -50,6 +50,11 @@ class Matrix:
         return self.weight.shape[1]
 
 
+def kept_name(name: str) -> str:
+    """What `keep` calls a matrix: an expert's slice cannot be kept alone, its tensor is."""
+    return name.partition("[")[0]
+
+
 @dataclass(frozen=True)
 class Matrices:
     """All matrices of one block, and every other tensor with two or more axes with the reason it is left."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from perpend.compression.matrices import Matrix
 
 Settings = Mapping[str, Any]
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,16 @@ class Method:
 
 @dataclass(frozen=True)
 class Repair:
-    """Corrects a compressed block against its uncompressed self; fit(block) -> facts per projection."""
+    """Corrects a compressed block against its uncompressed self; fit(block) -> facts per projection.
+
+    check: refuse settings before anything is changed.
+    """
 
     name: str
     summary: str
     defaults: Settings
     fit: Callable[[Calibrated, Settings], dict[str, dict[str, Any]]]
+    check: Callable[[Settings], None] = lambda settings: None
 
 
 @dataclass(frozen=True)
@@ -147,15 +151,22 @@ def _read(text: str, defaults: Settings, plain: str, owner: str) -> dict[str, An
                 )
         if key not in defaults:
             raise unknown_name(f"setting of {owner}", key, defaults)
-        out[key] = _convert(owner, key, value, defaults[key])
+        if key in out:
+            raise InputError(f"{owner}: {key} is set twice in {text!r}; give it once")
+        out[key] = converted(owner, key, value, defaults[key])
     return out
 
 
 def _number(text: str) -> bool:
-    return re.fullmatch(r"[0-9]*\.?[0-9]+", text) is not None
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
-def _convert(owner: str, key: str, value: str, like: Any) -> Any:
+def converted(owner: str, key: str, value: str, like: Any) -> Any:
+    """A setting's value from its words, of the kind of its default; InputError for words of another kind."""
     try:
         if isinstance(like, bool):
             return {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}[
@@ -163,4 +174,4 @@ def _convert(owner: str, key: str, value: str, like: Any) -> Any:
             ]
         return type(like)(value)
     except (KeyError, ValueError):
-        raise InputError(f"{owner}: {key}={value!r} is not a {type(like).__name__}") from None
+        raise InputError(f"{owner}: {key} must be {_KINDS[type(like)]}, not {value!r}") from None

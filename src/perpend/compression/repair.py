@@ -13,6 +13,7 @@ anything: with wâˆ¥ = 0 its best value would be 0, which is refused, and with wâ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -52,11 +53,18 @@ def _gain_sums(
 
 def _weights(settings: Settings) -> tuple[float, float]:
     w = (settings["perpendicular"], settings["parallel"])
-    if min(w) < 0 or w[1] == 0:
+    if not all(0 <= one < math.inf for one in w) or w[1] == 0:
         raise InputError(
-            f"a repair needs perpendicular >= 0 and parallel > 0 (at 0 the best update is none), got {w}"
+            "a repair needs finite weights, perpendicular >= 0 and parallel > 0 (at 0 the best update is "
+            f"none), got {w}"
         )
     return w
+
+
+def _check(settings: Settings) -> None:
+    _weights(settings)
+    if settings.get("iterations", 1) < 1:
+        raise InputError(f"refit needs at least 1 iteration, got {settings['iterations']}")
 
 
 def _outputs(block: Any, part: str, batches: int | None = None) -> list[Tensor]:
@@ -235,7 +243,9 @@ def solve(
 
 
 def _any(fit: Callable[..., Any], name: str, summary: str, **more: Any) -> Repair:
-    return Repair(name, summary, {"perpendicular": 1.0, "parallel": 1.0, "relative": False, **more}, fit)
+    return Repair(
+        name, summary, {"perpendicular": 1.0, "parallel": 1.0, "relative": False, **more}, fit, _check
+    )
 
 
 GAIN = _any(_fit_gain, "gain", "one scalar per output projection, folded in")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perpend.compression.matrices import Matrix
+from perpend.compression.matrices import Matrix, kept_name
 from perpend.compression.method import Method, Settings
 from perpend.errors import InputError
 
@@ -17,8 +17,10 @@ SMALLER = (64, 32)  # groups tried when the one asked for does not divide the wi
 def group_of(name: str, width: int, wanted: int) -> int:
     """The group size used for a width: `wanted`, or the largest of 64 and 32 below it that divides the width.
 
-    wanted 0: one group per output row. InputError naming the matrix when none divides.
+    wanted 0: one group per output row. InputError when none divides, naming the matrix, and below 0.
     """
+    if wanted < 0:
+        raise InputError(f"group must be a number of inputs, or 0 for one group per row, got {wanted}")
     if wanted == 0:
         return width
     for size in (wanted, *(s for s in SMALLER if s < wanted)):
@@ -27,7 +29,8 @@ def group_of(name: str, width: int, wanted: int) -> int:
     raise InputError(
         f"{name} has {width} input features, which no group of {wanted}"
         f"{''.join(f' or {s}' for s in SMALLER if s < wanted)} divides; "
-        f"choose a group that does, group=0 for one per row, or leave the matrix out with keep={name!r}"
+        f"choose a group that does, group=0 for one per row, or leave the matrix out with "
+        f"keep={kept_name(name)!r}"
     )
 
 

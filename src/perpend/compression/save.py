@@ -7,6 +7,7 @@ folder is as large as the uncompressed model's. `perpend_compression.json` besid
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +20,23 @@ from torch import nn
 from perpend.errors import InputError, PerpendError
 from perpend.models.placement import as_placed, is_spread
 from perpend.models.weights import weights_hash
+from perpend.runs.files import explained
 
 RECORD = "perpend_compression.json"
+
+
+def check_folder(folder: str | Path) -> None:
+    """InputError for a place where `save` could not write: something in it, or no right to."""
+    path = Path(folder)
+    if not str(folder).strip():
+        raise InputError("the folder to save in has no name")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} is not empty; choose a new folder for the compressed model")
+    there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(
+            f"cannot write the compressed model to {path}: {there} takes no files; choose another folder"
+        )
 
 
 @torch.no_grad()
@@ -32,9 +48,9 @@ def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[s
     bit, or PerpendError. InputError for a folder that holds something.
     """
     path = Path(folder)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} is not empty; choose a new folder for the compressed model")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    check_folder(path)
+    with explained("create", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
     digest = weights_hash(model)
     # written beside it and moved when complete: a folder of that name is always a whole model
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made, _no_bars():

@@ -123,12 +123,14 @@ def injection(
     def visit(seen: Any) -> Tensor | None:
         result = None
         if (seen.layer, seen.part) in chosen:
-            update = seen.update.float()
-            error = theirs_at(seen.layer, seen.part).to(update.device).float() - update
+            goal = theirs_at(seen.layer, seen.part).to(seen.update.device)
             if which == "both" and match == "own":
-                result = (update + error).to(seen.update.dtype)
+                result = goal.to(seen.update.dtype)  # the update plus its error, without the sum's rounding
             else:
-                result = (update + component(error, update, which, match, generator)).to(seen.update.dtype)
+                wide = torch.promote_types(torch.promote_types(seen.update.dtype, goal.dtype), torch.float32)
+                update = seen.update.to(wide)
+                part = component(goal.to(wide) - update, update, which, match, generator)
+                result = (update + part).to(seen.update.dtype)
         if seen.part == "attn":
             added[seen.layer] = seen.update if result is None else result
         return result

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perpend.compression.masks import check_pattern, pattern_of, pruned, removed
+from perpend.compression.masks import SPARSITY, check_pattern, pattern_of, pruned, removed
 from perpend.compression.matrices import Matrix
 from perpend.compression.method import Method, Settings
 
@@ -52,7 +52,7 @@ def _compress(block: Any, settings_of: Any) -> dict[str, dict[str, Any]]:
 METHOD = Method(
     name="wanda",
     summary="prune by weight times input norm, within output rows",
-    defaults={"pattern": "unstructured", "sparsity": 0.5},
+    defaults={"pattern": "unstructured", "sparsity": SPARSITY},
     needs=frozenset({"squares"}),
     check=check,
     compress=_compress,

@@ -221,13 +221,20 @@ def sentence(outcomes: Mapping[str, Mapping[str, Any]], related: pd.DataFrame, m
     """Whether ε⊥ says more than e here, or is geometry."""
     table = layer_table(outcomes)
     own = table[(table["mode"] == mode) & (table["part"] == part) & (table["along"] == "update")]
-    share = float(own["energy_share"].mean())
+    share, isotropy = float(own["energy_share"].mean()), float(own["isotropy"].mean())
     tokens, null = float(own["r_perpendicular_total"].mean()), float(own["r_isotropic"].mean())
-    isotropy = float(own["isotropy"].mean())
+    if not (own["total"] > 0).any():
+        if own["total"].isna().any():
+            return f"{part}, {mode}: the error is undefined, as no token has finite updates in both models."
+        return (
+            f"{part}, {mode}: no error at any layer, so there is nothing to split: the updates are the same."
+        )
+    told = f"{tokens:.3f}" if math.isfinite(tokens) else "undefined (one of them is the same at every token)"
     start = (
         f"{part}, {mode}: {100 * share:.1f} % of the error's energy is across the update "
         f"(parallel energy {isotropy:.1f} times that of a random direction); "
-        f"r(e⊥, e) over tokens is {tokens:.3f}, {null:.3f} for an error without direction"
+        f"r(e⊥, e) over tokens is {told}"
+        + (f", {null:.3f} for an error without direction" if math.isfinite(null) else "")
     )
     scores = {m: _one(related, mode, part, m) for m in ("perpendicular", "parallel", "total")}
     if any(value is None for value in scores.values()):
