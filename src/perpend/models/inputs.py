@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ def model_inputs(model: nn.Module, tokens: Tensor, mask: Tensor | None = None) -
     own pad tokens and is left alone.
     """
     device = input_device(model)
-    if torch.is_floating_point(tokens):
-        return {"pixel_values": tokens.to(device, next(model.parameters()).dtype)}
     accepted = inspect.signature(model.forward).parameters
-    inputs: dict[str, Any] = {"input_ids": tokens.to(device)}
+    if torch.is_floating_point(tokens):
+        dtype = next(model.parameters()).dtype
+        return {_named("pixel_values", accepted): tokens.to(device, dtype)}
+    inputs: dict[str, Any] = {_named("input_ids", accepted): tokens.to(device)}
     if "use_cache" in accepted:
         inputs["use_cache"] = False
     if mask is not None:
@@ -30,6 +32,13 @@ def model_inputs(model: nn.Module, tokens: Tensor, mask: Tensor | None = None) -
         if "position_ids" in accepted and not _counts_its_padding(model):
             inputs["position_ids"] = (mask.to(device).long().cumsum(-1) - 1).clamp(min=0)
     return inputs
+
+
+def _named(usual: str, accepted: Mapping[str, inspect.Parameter]) -> str:
+    """What a forward calls its input: the usual name, or that of its first argument in a plain module."""
+    if usual in accepted or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
+        return usual
+    return next(iter(accepted), usual)
 
 
 def trunk(model: nn.Module) -> nn.Module:
