@@ -159,9 +159,14 @@ def test_two_dozen_lines_each_look_their_own_way(points: bool) -> None:
         for channel in ("color", "shape", "strokeDash"):
             if channel in layer["encoding"]:
                 found[channel] = layer["encoding"][channel]["scale"]["range"]
-    assert set(found) == ({"color", "shape", "strokeDash"} if points else {"color", "strokeDash"})
-    looks = list(zip(*(map(str, values) for values in found.values())))
-    assert len(set(looks)) == 24
+    if points:  # a layer of lines for each dash, so that the legend's marks are not dashed
+        assert "strokeDash" not in found
+        drawn = [layer for layer in spec["layer"] if layer["mark"]["type"] == "line"]
+        found["strokeDash"] = [
+            layer["mark"]["strokeDash"] for layer in drawn for _ in layer["transform"][0]["filter"]["oneOf"]
+        ]
+    looks = list(zip(*(map(str, values) for values in found.values()), strict=True))
+    assert len(set(looks)) == len(looks) == 24
     assert len(set(found["color"][:12])) == 12
     # without colour, as on paper, the first eight lines still differ where they have points, else four
     plain = list(zip(*(map(str, found[channel]) for channel in found if channel != "color")))
@@ -193,3 +198,10 @@ def test_a_map_of_magnitudes_is_coloured_by_logarithms() -> None:
     spec = charts.heat(tables(), "other", log=True).to_dict()
     scales = [layer["encoding"]["color"]["scale"] for layer in spec["layer"] if "color" in layer["encoding"]]
     assert [scale.get("type") for scale in scales] == ["log"]
+
+
+def test_ticks_of_whole_numbers_are_whole() -> None:
+    across = charts.profile(many(1), "value").to_dict()["layer"][0]["encoding"]["x"]["axis"]
+    assert across["values"] == [0, 1, 2]
+    steps = pd.DataFrame({"layer": range(30), "value": 0.5})
+    assert "values" not in charts.profile(steps, "value").to_dict()["layer"][0]["encoding"]["x"]["axis"]

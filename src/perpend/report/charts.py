@@ -135,7 +135,12 @@ def profile(
     if low and high:
         edges = {"y": alt.Y(field(low), type="quantitative", title=title), "y2": alt.Y2(field(high))}
         layers.append(base.mark_area(opacity=0.18, line=False).encode(**edges))
-    layers.append(base.mark_line(clip=True).encode(y=up, **told.dash))
+    if len(told.strokes) < 2:
+        layers.append(base.mark_line(clip=True).encode(y=up, **told.dash))
+    else:
+        for names, dash in told.strokes:
+            some = base.transform_filter(alt.FieldOneOfPredicate(field=field(str(series)), oneOf=names))
+            layers.append(some.mark_line(clip=True, strokeDash=dash).encode(y=up))
     if points:
         layers.append(base.mark_point(size=36, opacity=1).encode(y=up, tooltip=tips, **told.shape))
     if marks and table[marks].any():
@@ -368,5 +373,9 @@ def _along(values: pd.Series, name: str, label: str | None, log: bool) -> alt.X:
     scale = alt.Scale(type="log") if log else alt.Scale(nice=False, zero=False)
     large = len(values) > 0 and values.max() >= 10_000
     axis = alt.Axis(tickMinStep=1, format="~s" if large else "d") if whole else alt.Axis()
-    axis.tickCount = alt.ExprRef("max(2, ceil(width / 80))")
+    few = sorted(set(values.dropna().tolist())) if whole else []
+    if 0 < len(few) <= 12:  # every whole number there is: a count of ticks would put some between them
+        axis.values = few
+    else:
+        axis.tickCount = alt.ExprRef("max(2, ceil(width / 80))")
     return alt.X(field(name), type="quantitative", title=title, scale=scale, axis=axis)

@@ -51,7 +51,9 @@ class Series:
 
     colour  of every mark; one colour where there are no series
     shape   of points, where lines have them, else nothing
-    dash    of lines: of each without points, from the seventh on with points
+    dash    of lines without points
+    strokes names of the lines of one dash, and the dash, where lines have points: solid for the first six, so
+            that the legend, which shows the points, is not dashed with them
     scale   the colours, or None without series and further names
     """
 
@@ -59,6 +61,7 @@ class Series:
     shape: dict[str, Any]
     dash: dict[str, Any]
     scale: alt.Scale | None
+    strokes: tuple[tuple[list[Any], list[int]], ...] = ()
 
 
 def series_of(
@@ -89,13 +92,19 @@ def series_of(
     if points and len(names) > 1:
         shapes = alt.Scale(domain=names, range=[theme.SHAPES[i % len(theme.SHAPES)] for i in count])
         shape = {"shape": alt.Shape(**told, title=None, scale=shapes, legend=key)}
-    if lines and len(names) > 1:
-        turns = [i // 6 if points else i + i // len(theme.PALETTE) for i in count]
-        if any(turns):
-            dashes = alt.Scale(domain=names, range=[theme.DASHES[i % len(theme.DASHES)] for i in turns])
-            dash = {"strokeDash": alt.StrokeDash(**told, title=None, scale=dashes, legend=key)}
+    strokes: tuple[tuple[list[Any], list[int]], ...] = ()
+    if lines and points:
+        sixes = [names[i : i + 6] for i in range(0, len(names), 6)]
+        strokes = tuple((six, theme.DASHES[i % len(theme.DASHES)]) for i, six in enumerate(sixes))
+    elif lines and len(names) > 1:
+        turns = [theme.DASHES[(i + i // len(theme.PALETTE)) % len(theme.DASHES)] for i in count]
+        dash = {
+            "strokeDash": alt.StrokeDash(
+                **told, title=None, scale=alt.Scale(domain=names, range=turns), legend=key
+            )
+        }
     colour = {"color": alt.Color(**told, title=None, scale=scale, legend=key)}
-    return Series(colour, shape, dash, scale)
+    return Series(colour, shape, dash, scale, strokes)
 
 
 def legend(names: Sequence[Any], lines: bool = False) -> alt.Legend:
