@@ -129,8 +129,13 @@ def test_words_that_name_no_training(training: Path, tmp_path: Path, capsys) -> 
     assert "give several folders" in capsys.readouterr().err
     assert run(words(training, "smollm2")) == 2
     assert "--revisions" in capsys.readouterr().err
-    assert run([*words(training, str(training / "all")), "--queries", "8"]) == 2
-    assert "64:128" in capsys.readouterr().err
+    for queries in ("8", "8:8", "12:8", "-1:8", "a:b"):
+        assert run([*words(training, str(training / "all")), "--queries", queries]) == 2
+        assert "64:128" in capsys.readouterr().err
+    there, out = str(training / "all" / "checkpoint-20"), training / "none"
+    assert run([*words(training, there, str(training / "nowhere" / "x")), "--out", str(out)]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert not out.exists(), "the first was measured although the second is not there"
 
 
 def test_the_papers_protocol_is_the_default() -> None:

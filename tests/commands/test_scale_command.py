@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,31 @@ def test_the_plan_names_every_model(two: Path, capsys: pytest.CaptureFixture) ->
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert len(plan["models"]) == 2
     assert plan["seconds"] == pytest.approx(sum(model["seconds"] for model in plan["models"]))
+
+
+def test_no_model_is_measured_before_all_are_there(two: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    """A folder that is missing or cut short is told at once, the same weights as soon as they are seen."""
+    measured = []
+    whole = scale._measure
+
+    def counted(job, *more):
+        measured.append(job.model_name)
+        return whole(job, *more)
+
+    monkeypatch.setattr(scale, "_measure", counted)
+    short = tmp_path / "short"
+    shutil.copytree(two / "large", short)
+    weights = (short / "model.safetensors").read_bytes()
+    (short / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    for last, told in ((short, "truncated"), (tmp_path / "nowhere", "there is no folder")):
+        given = words(two)
+        assert run([*given[:2], str(last), *given[3:], "--out", str(tmp_path / "run")]) == 2
+        assert told in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+    assert measured == []
+    shutil.copytree(two / "small", tmp_path / "again")
+    given = words(two)
+    three = [*given[:2], str(tmp_path / "again"), *given[2:]]
+    assert run([*three, "--out", str(tmp_path / "run")]) == 2
+    assert "the same weights" in capsys.readouterr().err
+    assert measured == [str(two / "small"), str(tmp_path / "again")], "the third was not measured any more"

@@ -81,7 +81,7 @@ def test_table_5_on_an_encoder_is_the_first_64_keys_and_queries(encoder: Path, t
     assert [r["clusters"] for r in found.tables["taxonomy"].to_dict("records")[:3]] == [4, 6, 8]
 
 
-def test_a_finished_survey_is_not_captured_again(encoder: Path, tmp_path: Path) -> None:
+def test_a_finished_survey_is_not_captured_again(encoder: Path, tmp_path: Path, capsys) -> None:
     survey, out = tmp_path / "survey", tmp_path / "run"
     text = ["--text", str(encoder / "text.txt"), "--quiet", "--bootstrap", "0", "--seed", "0"]
     assert run(["attention", str(encoder / "model"), *text, "--sequences", "4", "--length", "32",
@@ -93,8 +93,20 @@ def test_a_finished_survey_is_not_captured_again(encoder: Path, tmp_path: Path) 
         torch.as_tensor(found.arrays["signatures"]), torch.as_tensor(Run.open(survey).arrays["signatures"])
     )
     assert run(["taxonomy", str(survey), "--protocol", "clark", "--quiet"]) == 2
+    capsys.readouterr()
+    assert run(["taxonomy", str(survey), "--text", "other.txt", "--sequences", "9", "--quiet"]) == 2
+    assert "--text, --sequences would change nothing" in capsys.readouterr().err
 
 
 def test_a_model_without_cls_and_sep_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert taxonomy.is_encoder(None) is False
     assert run(["taxonomy", str(tmp_path / "nothing")]) == 2
+
+
+def test_too_few_heads_are_told_before_the_survey(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    tiny.save_llama(tmp_path / "model", num_hidden_layers=1, num_attention_heads=2)
+    (tmp_path / "text.txt").write_text("rows of attention are compositions " * 30)
+    asked = ["taxonomy", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt"), "--quiet"]
+    assert run([*asked, "--out", str(tmp_path / "run")]) == 2
+    assert "2 attention heads, too few for the 4 clusters" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -49,3 +49,17 @@ def test_costs_are_laid_out_by_site():
     changes = {3: {(0, "attn"): 0.0}, 2: {(0, "attn"): 0.3}}
     sizes = {3: {(0, "attn"): 30.0}, 2: {(0, "attn"): 20.0}}
     assert site_costs(changes, sizes) == {(0, "attn"): {3: (30.0, 0.0), 2: (20.0, 0.3)}}
+
+
+def test_a_byte_too_much_is_too_much():
+    """Of a billion bytes the solver takes a few for none."""
+    large = 10**9
+    costs = {
+        (0, "attn"): {2: (large, 0.0), 3: (large + 2, -1.0)},
+        (1, "attn"): {2: (large, 0.0), 3: (large + 1, -0.5)},
+    }
+    assert allocate(costs, 2 * large).choice == {(0, "attn"): 2, (1, "attn"): 2}
+    within = allocate(costs, 2 * large + 1)
+    assert within.choice == {(0, "attn"): 2, (1, "attn"): 3}
+    assert within.bytes == 2 * large + 1
+    assert allocate(costs, 2 * large + 3).loss == -1.5

@@ -59,6 +59,7 @@ def command(**options: Any) -> None:
     from perpend.errors import InputError
     from perpend.job import Job
     from perpend.models.hub_cache import cached, forget
+    from perpend.models.load import check_place
     from perpend.progress import note
     from perpend.studies import checkpoints as study_of
     from perpend.studies import predictions
@@ -86,6 +87,10 @@ def command(**options: Any) -> None:
                 "--one-on-disk is for the revisions of a hub model; folders are left as they are"
             )
         before = cached(places[0][0])
+
+    for model, revision, _ in places:  # before the first one is measured: all are needed
+        if revision is None:
+            check_place(model)
 
     def job_of(place: tuple[str, str | None, str]) -> Job:
         return Job("checkpoints", {**options, "model": place[0], "revision": place[1]})
@@ -236,7 +241,7 @@ def span(queries: str | None) -> tuple[int, int] | None:
     if queries is None:
         return None
     start, colon, stop = queries.partition(":")
-    if not (colon and start.isdecimal() and stop.isdecimal()):
+    if not (colon and start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):
         raise InputError(f"--queries {queries!r}: write the first and one past the last query, as 64:128")
     return int(start), int(stop)
 

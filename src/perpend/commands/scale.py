@@ -48,8 +48,9 @@ def command(**options: Any) -> None:
 
     from perpend.errors import InputError
     from perpend.job import Job
+    from perpend.models.load import check_place
     from perpend.studies import predictions
-    from perpend.studies.scale import Model, scale_study
+    from perpend.studies.scale import Model, distinct, scale_study
     from perpend.texts import read_text
 
     names = list(options.pop("models"))
@@ -64,6 +65,8 @@ def command(**options: Any) -> None:
     without = [name for name in names if _lacks_tokenizer(name)]
     if without:  # before the first model is measured: a run cannot go on without one of its models
         raise InputError(f"{', '.join(without)}: no tokenizer in the folder, so the model cannot read text")
+    for name in names:
+        check_place(name)
 
     labels = short_names(names)
 
@@ -86,12 +89,15 @@ def command(**options: Any) -> None:
     }
     with whole.run(**asked) as run:
         written = predictions.write(run.step, predictions.SCALE)
-        measured = [
-            Model(**_kept(run, f"model-{index}", lambda index=index, name=name: _measure(
-                job_of(name), options, run, index
-            )))
-            for index, name in enumerate(names)
-        ]  # fmt: skip
+        measured: list[Model] = []
+        for index, name in enumerate(names):
+            found = _kept(
+                run,
+                f"model-{index}",
+                lambda index=index, name=name: _measure(job_of(name), options, run, index),
+            )
+            measured.append(Model(**found))
+            distinct(measured)  # now, not when the last of them has been measured
         measured = [replace(model, name=label) for model, label in zip(measured, labels)]
         if families:
             measured = [replace(model, family=family) for model, family in zip(measured, families)]

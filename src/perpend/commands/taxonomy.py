@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "minilm"  # an encoder with [CLS] and [SEP] that needs no model hub
 NAMES = ("table-5", "clark")
+OF_MODELS = ("text", "sequences", "bootstrap", "seeds", "revision", "dtype")  # nothing to a finished survey
 
 
 @verb(
@@ -64,6 +65,7 @@ def command(**options: Any) -> None:
 def _of_model(subject: str, options: dict[str, Any]) -> None:
     from perpend.errors import InputError
     from perpend.job import Job
+    from perpend.models.attention import attention_sites
     from perpend.studies import predictions
     from perpend.studies.summed_js import summed_jensen_shannon
     from perpend.studies.taxonomy_study import protocol_named, taxonomy_study
@@ -83,6 +85,11 @@ def _of_model(subject: str, options: dict[str, Any]) -> None:
     held = len(job.sequences.tokens)
     if options["sequences"] is None:
         job.options["sequences"] = min(held, protocol.sequences)
+    heads, least = sum(site.heads for site in attention_sites(job.model)), min(protocol.clusters)
+    if heads < least:
+        raise InputError(
+            f"{subject} has {heads} attention heads, too few for the {least} clusters of a taxonomy"
+        )
     tokens = job.tokens(options["seeds"][0])
     if job.planned(tokens, passes=2 if options["summed"] else 1):
         return
@@ -147,6 +154,14 @@ def _of_run(folder: str, options: dict[str, Any]) -> None:
     from perpend.studies.taxonomy_study import protocol_named, taxonomy_study
 
     source = Run.open(folder)
+    asks = click.get_current_context().get_parameter_source
+    idle = [name for name in OF_MODELS if asks(name) is click.core.ParameterSource.COMMANDLINE]
+    if idle:
+        raise InputError(
+            f"{folder} is a finished survey, whose signatures are taken as they are: "
+            f"{', '.join(f'--{name}' for name in idle)} would change nothing; leave that out, or give "
+            "the model"
+        )
     if source.command != "attention" or options["protocol"] == "clark" or options["summed"]:
         raise InputError(
             f"{folder} is a run of `perpend {source.command}`; the signatures of a `perpend attention` can "

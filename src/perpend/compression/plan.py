@@ -51,19 +51,25 @@ def allocate(costs: Mapping[Site, Mapping[Any, tuple[float, float]]], budget: fl
         (np.ones(len(pairs)), (rows, np.arange(len(pairs)))), shape=(len(sites), len(pairs))
     )
     scale = max(float(np.abs(loss).max()), 1e-300)
-    solution = milp(
-        loss / scale,
-        constraints=[
-            LinearConstraint(one_each, 1, 1),
-            LinearConstraint(size[None] / budget, -np.inf, 1 + 1e-12),
-        ],
-        integrality=np.ones(len(pairs)),
-        bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 1e-6},
-    )
-    if solution.x is None:
-        raise InputError(f"no plan fits the budget of {budget:,.0f} bytes: {solution.message}")
-    taken = solution.x > 0.5
+    constraints = [
+        LinearConstraint(one_each, 1, 1),
+        LinearConstraint(size[None] / budget, -np.inf, 1 + 1e-12),
+    ]
+    while True:
+        solution = milp(
+            loss / scale,
+            constraints=constraints,
+            integrality=np.ones(len(pairs)),
+            bounds=Bounds(0, 1),
+            options={"mip_rel_gap": 1e-6},
+        )
+        if solution.x is None:
+            raise InputError(f"no plan fits the budget of {budget:,.0f} bytes: {solution.message}")
+        taken = solution.x > 0.5
+        if size[taken].sum() <= budget * (1 + 1e-12):
+            break
+        # the solver takes a millionth too much for equal, we do not: this one choice is no solution
+        constraints.append(LinearConstraint(taken[None].astype(float), -np.inf, len(sites) - 1))
     choice = {site: option for (site, option), used in zip(pairs, taken) if used}
     return Allocation(choice, float(size[taken].sum()), float(loss[taken].sum()), budget)
 

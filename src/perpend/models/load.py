@@ -91,6 +91,13 @@ def load(
     return model, tokenizer
 
 
+def check_place(name: str | os.PathLike[str] | None) -> None:
+    """InputError for what `load` would refuse without reading a weight: no such folder or name, no config,
+    files cut short. A study of several models asks it of each before it measures the first.
+    """
+    resolve(name, None, _convert)
+
+
 def _device(device: str | torch.device | None) -> str | torch.device:
     """A device that is there, or "auto" as it is."""
     if device is None:

@@ -165,6 +165,13 @@ class ScaleStudy(Rich):
     undefined: dict[str, str] = field(default_factory=dict)
 
 
+def distinct(measured: Sequence[Model]) -> None:
+    """InputError where two models have the same weights."""
+    for one, other in itertools.combinations(measured, 2):
+        if one.weights and one.weights == other.weights:
+            raise InputError(f"{one.name} and {other.name} have the same weights; name each model once")
+
+
 def scale_study(
     measured: Sequence[Model],
     written: Mapping[str, Any] | None = None,
@@ -180,9 +187,7 @@ def scale_study(
 
     if len(measured) < 2:
         raise InputError("a study of scale needs at least two models")
-    for one, other in itertools.combinations(measured, 2):
-        if one.weights and one.weights == other.weights:
-            raise InputError(f"{one.name} and {other.name} have the same weights; name each model once")
+    distinct(measured)
     table = pd.DataFrame([_row(model) for model in measured])
     curve = calibration_curve(triples=curve_triples, metrics=CLASSICAL)
     points = pd.DataFrame(
