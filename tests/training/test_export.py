@@ -9,9 +9,14 @@ import pytest
 import torch
 
 import perpend
+from perpend.compression import compress
+from perpend.compression.save import save
 from perpend.errors import InputError
+from perpend.models.prune import save_pruned
+from perpend.models.smaller import without
 from perpend.models.stream import contributions
-from perpend.training.export import apply_if_variant, export
+from perpend.models.weights import weights_hash
+from perpend.training.export import apply_if_variant, copied, export
 from perpend.training.model import build
 from perpend.training.variants import VARIANTS, apply_variant
 
@@ -60,6 +65,40 @@ def test_perpend_loads_every_variant_with_its_logits(tmp_path, name):
     if name != "baseline":
         assert loaded.perpend_variant == name
         assert (plain - wanted).abs().max() > 1e-2, "the variant changes nothing: nothing is tested"
+
+
+@pytest.mark.parametrize("name", ["residual", "value-full", "value-gate-head"])
+def test_a_variant_is_told_apart_copied_and_saved_as_what_it_is(tmp_path, name):
+    model = trained(name)
+    export(model.state_dict(), model.shape, name, tmp_path / "m")
+    loaded, _ = perpend.load(str(tmp_path / "m"))
+    own = weights_hash(loaded)
+    assert own != weights_hash(llama(tmp_path / "m")), "the same weights in another form have the same hash"
+    if loaded.perpend_variant_gates:
+        gate = next(iter(loaded.perpend_variant_gates.values()))
+        gate.add_(1.0)
+        assert weights_hash(loaded) != own
+        gate.sub_(1.0)
+
+    def logits(of):
+        with torch.no_grad():
+            return of(tokens()).logits
+
+    before = logits(loaded)
+    other = copied(loaded)
+    assert torch.equal(logits(other), before)
+    compress(other, None, "rtn:bits=8,group=0")
+    rounded = logits(other)
+    assert not torch.equal(rounded, before)
+    assert torch.equal(logits(loaded), before), "the copy and the model share something"
+    record = save(other, None, tmp_path / "smaller", {})
+    again, _ = perpend.load(str(tmp_path / "smaller"))
+    assert (again.perpend_variant, weights_hash(again)) == (name, record["weights_sha256"])
+    assert torch.equal(logits(again), rounded)
+    report = save_pruned(loaded, None, [(0, 0)], tmp_path / "pruned", tokens())
+    assert report["error_after_loading"] < 1e-6
+    with pytest.raises(InputError, match="cannot be saved without some of its parts"):
+        without(loaded, [(0, "block")])
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")

@@ -174,12 +174,11 @@ class Compress(Pairs):
 
     def made(self, regime: Regime) -> Any:
         """The compressed copy of a regime; made again where a resumed run has only its measurements."""
-        import copy
-
         from perpend.compression import compress
+        from perpend.training.export import copied
 
         if regime.name not in self._made:
-            other = copy.deepcopy(self.job.model)
+            other = copied(self.job.model)
             compress(
                 other, self.calibration.tokens, regime, batch=self.options["batch"], keep=self.options["keep"]
             )

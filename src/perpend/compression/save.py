@@ -47,6 +47,8 @@ def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[s
     The folder is loaded again with the model's own transformers class and must have the same weights, bit for
     bit, or PerpendError. InputError for a folder that holds something.
     """
+    from perpend.training.export import apply_if_variant, write_variant
+
     path = Path(folder)
     check_folder(path)
     with explained("create", path.parent):
@@ -56,6 +58,7 @@ def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[s
     with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made, _no_bars():
         part = Path(made) / "model"
         model.save_pretrained(part)
+        write_variant(model, part)
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
         placed = {}
@@ -63,6 +66,7 @@ def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[s
             placed = {"device_map": "auto", "max_memory": as_placed(model)["max_memory"]}
             placed["offload_folder"] = Path(made) / "offload"
         again = type(model).from_pretrained(part, dtype=next(model.parameters()).dtype, **placed)
+        apply_if_variant(again, part)
         if weights_hash(again) != digest:
             raise PerpendError(f"the model saved for {path} does not load with the same weights")
         del again

@@ -8,7 +8,6 @@ which computes the same. Which was done is said.
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,10 +45,12 @@ def save_pruned(
     exists and is not empty, PerpendError where a layer's output projection is not known.
     """
     from perpend.models.load import load
+    from perpend.training.export import write_variant
 
     check_free(folder)
     smaller, how = pruned(model, heads)
     smaller.save_pretrained(folder)
+    write_variant(smaller, folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     again, _ = load(os.fspath(folder), dtype=str(model.dtype).removeprefix("torch."), **as_placed(model))
@@ -74,10 +75,12 @@ def pruned(model: nn.Module, heads: Sequence[Head]) -> tuple[nn.Module, str]:
 
     Raises InputError for a layer or head that is not there, as `ablate` does.
     """
+    from perpend.training.export import copied
+
     sites = attention_sites(model)
     chosen_of = _by_layer(sites, heads)
     removed = {site.index: set(chosen_of.get(site.index, ())) for site in sites}
-    smaller = copy.deepcopy(model)
+    smaller = copied(model)
     if _expressible(smaller, sites, removed):
         _cut(smaller, sites, removed)
         return smaller, "cut from the projections"
@@ -102,6 +105,8 @@ def _inputs_of(projection: nn.Module) -> torch.Tensor:
 
 def _expressible(model: nn.Module, sites: Sequence[AttentionSite], removed: dict[int, set[int]]) -> bool:
     config = model.config
+    if getattr(model, "perpend_variant", None) is not None:
+        return False  # a variant's gates are one a head
     counts = {len(chosen) for chosen in removed.values()}
     explicit = getattr(config, "head_dim", None) == sites[0].head_dim
     named = hasattr(config, "num_key_value_heads") and hasattr(config, "num_attention_heads")

@@ -62,6 +62,11 @@ def without(model: nn.Module, drops: Iterable[Drop]) -> tuple[nn.Module, list[st
     """
     drops = _checked(model, drops)
     record, every = family(model), blocks(model)
+    if getattr(model, "perpend_variant", None) is not None:
+        raise InputError(
+            f"a model trained as {model.perpend_variant!r} cannot be saved without some of its parts: its "
+            "variant is said layer by layer; measure what dropping does without saving"
+        )
     if record.repeats:
         raise InputError(f"{record.name} runs one block again and again: no block of it can be taken out")
     gone = {layer for layer, part in drops if part == "block"}

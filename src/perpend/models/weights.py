@@ -56,10 +56,15 @@ def _tied_apart(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, str]:
 def weights_hash(model: nn.Module) -> str:
     """sha256 over the name, dtype, shape and bytes of every weight, in the order of `named_weights`.
 
-    The same weights in another dtype hash differently, as they are other numbers.
+    The same weights in another dtype hash differently, as they are other numbers; and so do the same weights
+    in a variant that perpend trained, whose pass is another one: its name and gates are hashed with them.
     """
     total = hashlib.sha256()
-    for name, tensor in named_weights(model):
+    variant = getattr(model, "perpend_variant", None)
+    own = sorted((getattr(model, "perpend_variant_gates", None) or {}).items())
+    if variant is not None:
+        total.update(f"variant:{variant}\n".encode())
+    for name, tensor in (*own, *named_weights(model)):
         total.update(f"{name}:{str(tensor.dtype).removeprefix('torch.')}:{list(tensor.shape)}\n".encode())
         flat = tensor.contiguous().flatten()
         for start in range(0, flat.numel(), PIECE):

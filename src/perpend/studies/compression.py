@@ -14,7 +14,6 @@ vector, so that r(ε⊥, e) is close to 1 whatever the model does: the isotropic
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,8 +60,9 @@ class Setting:
 def run_regime(base: nn.Module, regime: Regime, setting: Setting, base_nll: Any) -> tuple[dict, nn.Module]:
     """Compress a copy of the base model and measure it. Returns plain values and tables, and the copy."""
     from perpend.compression import compress
+    from perpend.training.export import copied
 
-    other = copy.deepcopy(base)
+    other = copied(base)
     record = compress(
         other, setting.calibration, regime, batch=setting.batch, keep=setting.keep, progress=setting.progress
     )

@@ -7,7 +7,6 @@ setting at no more bytes, on text that the map has not seen.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +96,7 @@ def plan(
     from perpend.compression.method import with_settings
     from perpend.compression.plan import site_costs
     from perpend.evaluation.perplexity import paired, perplexity, token_nll
+    from perpend.training.export import copied
 
     if option not in regime.method.defaults:
         raise unknown_name(f"setting of {regime.method.name}", option, regime.method.defaults)
@@ -109,7 +109,7 @@ def plan(
     common = {"batch": setting.batch, "keep": setting.keep, "progress": setting.progress}
 
     def compressed(chosen: Regime, **more: Any) -> nn.Module:
-        model = copy.deepcopy(base)
+        model = copied(base)
         compress(model, setting.calibration, chosen, **common, **more)
         return model
 

@@ -8,6 +8,7 @@ is *not* the trained function for any variant but the baseline. No code is shipp
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -156,20 +157,56 @@ def apply_if_variant(model: nn.Module, folder: str | Path) -> str | None:
     variant = document.get("variant")
     if variant not in VARIANTS:
         raise unknown_name("variant", variant, VARIANTS)
-    from perpend.models.edit import edit
-
-    gates = Path(folder) / GATES
-    stack = ExitStack()
-    if gates.is_file():
+    gates = None
+    if (Path(folder) / GATES).is_file():
         from safetensors.torch import load_file
 
-        stack.enter_context(_gated(model, load_file(gates), exclude_self="full" not in variant))
+        gates = load_file(Path(folder) / GATES)
+    _apply(model, variant, gates)
+    return variant
+
+
+def _apply(model: nn.Module, variant: str, gates: dict[str, Tensor] | None) -> None:
+    from perpend.models.edit import edit
+
+    stack = ExitStack()
+    if gates:
+        stack.enter_context(_gated(model, gates, exclude_self="full" not in variant))
     else:
         for site in EDITS[variant]:
             stack.enter_context(edit(model, site, parallel=0.0))
     model.perpend_variant = variant
+    model.perpend_variant_gates = gates
     model._perpend_variant_contexts = stack
-    return variant
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy that computes what the model computes: a variant is taken off, copied and put on both.
+
+    Its edits are attached to the modules they were made for, so a plain deep copy would lose them unseen.
+    """
+    stack = model.__dict__.pop("_perpend_variant_contexts", None)
+    if stack is None:
+        return copy.deepcopy(model)
+    stack.close()
+    try:
+        other = copy.deepcopy(model)
+    finally:
+        _apply(model, model.perpend_variant, model.perpend_variant_gates)
+    _apply(other, model.perpend_variant, model.perpend_variant_gates)
+    return other
+
+
+def write_variant(model: nn.Module, folder: str | Path) -> None:
+    """Beside weights saved in `folder`, what makes them the variant that `model` is; a plain one has none."""
+    variant = getattr(model, "perpend_variant", None)
+    if variant is None:
+        return
+    write_atomically(Path(folder) / RECORD, json.dumps({"version": 1, "variant": variant}))
+    if model.perpend_variant_gates:
+        from safetensors.torch import save_file
+
+        save_file(model.perpend_variant_gates, Path(folder) / GATES)
 
 
 @contextmanager
