@@ -205,3 +205,11 @@ def test_ticks_of_whole_numbers_are_whole() -> None:
     assert across["values"] == [0, 1, 2]
     steps = pd.DataFrame({"layer": range(30), "value": 0.5})
     assert "values" not in charts.profile(steps, "value").to_dict()["layer"][0]["encoding"]["x"]["axis"]
+
+
+def test_names_make_room_for_what_the_curve_takes_of_the_plot() -> None:
+    points = pd.DataFrame({"x": [0.030, 0.031, 0.032], "y": [0.030, 0.018, 0.017], "name": ["a", "b", "c"]})
+    curve = pd.DataFrame({"x": [0.1, 0.9], "y": [0.1, 0.45]})
+    alone = without_overlap(points, "x", "y", "name", None, 0.5)
+    assert list(alone["name"]) == ["a", "b", "c"]  # a plot that is all theirs holds them
+    assert list(without_overlap(points, "x", "y", "name", None, 0.5, curve)["name"]) == ["a"]

@@ -266,8 +266,9 @@ def scatter(
     dots = base.mark_point(size=alt.Undefined if size else 58, opacity=0.85)
     layers.append(dots.encode(tooltip=tips, **sizes))
     if name:
-        middle = float(table[x].min() + table[x].max()) / 2
-        shown = without_overlap(table, x, y, name, series, middle)
+        ends = pd.concat([table[x], curve[x]]) if curve is not None else table[x]
+        middle = float(ends.min() + ends.max()) / 2
+        shown = without_overlap(table, x, y, name, series, middle, curve)
         words_of = alt.Chart(shown).encode(x=across, y=up, text=alt.Text(field(name), type="nominal"))
         path = f"datum[{json.dumps(x)}]"
         side = alt.ExprRef(f"{path} > {middle!r} ? 'right' : 'left'")

@@ -154,16 +154,24 @@ def references(heights: Mapping[str, float] | None, vertical: bool = False) -> l
 
 
 def without_overlap(
-    table: pd.DataFrame, x: str, y: str, name: str, series: str | None, middle: float
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    name: str,
+    series: str | None,
+    middle: float,
+    curve: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """The rows whose names fit beside their points, on a plot as small as a phone's.
 
     Rows of the rarest series come first. A name stands to the right of its point, left of it past `middle`.
+    The plot is as wide and high as the points and the `curve` below them.
     """
     width, height, letter, line = 280.0, 260.0, 6.4, 13.0
-    left, low = table[x].min(), table[y].min()
-    across = width / ((table[x].max() - left) or 1.0)
-    up = height / ((table[y].max() - low) or 1.0)
+    shown = pd.concat([table[[x, y]], curve[[x, y]]]) if curve is not None else table
+    left, low = shown[x].min(), shown[y].min()
+    across = width / ((shown[x].max() - left) or 1.0)
+    up = height / ((shown[y].max() - low) or 1.0)
     order = table.index
     if series is not None:
         order = table[series].map(table[series].value_counts()).sort_values(kind="stable").index
