@@ -36,10 +36,11 @@ for finding in run.document["findings"]:
     print("·", finding)
 
 # %% [markdown]
-# κ is the change of an update's size along itself, rotation the angle by which it turned.
+# Sizes are relative to the early update's. κ is the change along it; rotation the cosine of late and early.
 
 # %%
-run.tables["layers"].round(3).head(8)
+columns = ["mode", "part", "layer", "perpendicular", "parallel", "kappa", "rotation"]
+run.tables["layers"][columns].round(3).head(6)
 
 # %%
 figures = figures_of(run)
@@ -47,4 +48,5 @@ folder.cleanup()
 figures[0]
 
 # %% [markdown]
-# Where the bar across is the longer one, training has turned what the layer says rather than its loudness.
+# The error across lies far above the error along: training has turned what each layer says more than it has
+# changed how loudly it says it.
