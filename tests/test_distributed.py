@@ -19,7 +19,7 @@ import tiny
 from perpend import distributed
 from perpend.errors import PerpendError
 from perpend.runs import Run
-from verbs import TEXT, VERBS, numbers
+from verbs import SHORT, TEXT, VERBS, numbers
 
 WORKER = """
 import os, sys, time
@@ -219,7 +219,7 @@ def perpend_in(
         command = [sys.executable, *program, *words]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         processes.append(subprocess.Popen(command, env=env, **pipes))
-    told = [process.communicate(timeout=240)[1] for process in processes]
+    told = [process.communicate(timeout=900)[1] for process in processes]
     return [(process.returncode, text) for process, text in zip(processes, told)]
 
 
@@ -257,12 +257,14 @@ def test_a_verb_gives_in_two_processes_what_it_gives_in_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["attention", "prune", "compress"])
+@pytest.mark.parametrize("verb", SHORT)
 def test_a_killed_process_ends_the_verb_and_another_number_of_them_resumes_it(
-    verb: str, alone: Callable[[str], tuple[list[str], dict[str, object]]], tmp_path: Path
+    verb: str, saved: Path, tmp_path: Path
 ) -> None:
-    words, expected = alone(verb)
-    words = [*words, "--out", str(tmp_path / "r")]
+    words = [verb, str(saved / "model"), "--text", str(saved / "text.txt"), "--quiet", *SHORT[verb]]
+    assert perpend_in(1, [*words, "--out", str(tmp_path / "alone")])[0][0] == 0
+    expected = dict(numbers(Run.open(tmp_path / "alone").results))
+    words += ["--out", str(tmp_path / "r")]
     (main, told), (killed, _) = perpend_in(2, words, ("-c", KILLED))
     assert killed == -signal.SIGKILL
     assert main == 2

@@ -17,6 +17,11 @@ VERBS = {
                  "--method", "magnitude", "--surgery", "2", "--calibration-sequences", "4",
                  "--calibration-length", "24"],
 }  # fmt: skip
+SHORT = {  # the least that has steps for two processes
+    "attention": ["--window", "8", "--length", "24", "--sequences", "70", "--seed", "0", "--triples", "50"],
+    "compress": ["--length", "24", "--sequences", "2", "--method", "rtn:group=4", "--method", "magnitude",
+                 "--calibration-sequences", "2", "--calibration-length", "24"],
+}  # fmt: skip
 
 
 def numbers(value: object, where: str = "") -> Iterator[tuple[str, object]]:

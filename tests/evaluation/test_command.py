@@ -38,6 +38,16 @@ def invoke(saved, *arguments):
     return result
 
 
+def test_a_length_that_does_not_fit_is_refused_before_other_tasks_run(saved, tmp_path, monkeypatch):
+    from perpend.evaluation import suite
+
+    monkeypatch.setattr(suite, "loglikelihoods", lambda *args, **kwargs: pytest.fail("piqa was scored"))
+    out = ("--out", str(tmp_path / "run"))
+    with pytest.raises(InputError, match="context of 2048; choose lengths up to that"):
+        invoke(saved, "--tasks", "piqa,niah_single_1", "--tasks-lengths", "1k,4k", *out)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_holds_scores_comparisons_and_losses(saved, tmp_path):
     out = tmp_path / "run"
     result = invoke(

@@ -281,6 +281,20 @@ def test_early_stops_change_no_score(model, tokenizer):
     assert all(ll < 0 for ll in scores.items["gold_ll"])
 
 
+def test_what_does_not_fit_is_refused_before_anything_is_scored(model, tokenizer, monkeypatch):
+    from perpend.evaluation.ruler import _run
+
+    def scored(*args, **kwargs):
+        raise AssertionError("a task was scored before the other one was refused")
+
+    monkeypatch.setattr(_run, "loglikelihoods", scored)
+    for lengths, says in (((512, 4096), "context of 2048"), ((512, 64), "choose a longer length")):
+        with pytest.raises(InputError, match=says):
+            perpend.evaluate(model, tokenizer, "fwe", lengths=lengths, limit=1)
+    with pytest.raises(InputError, match="needs essays"):
+        perpend.evaluate(model, tokenizer, "fwe,niah_single_2", lengths=(512,), limit=1)
+
+
 def test_what_is_missing_is_named(model, tokenizer, files, tmp_path):
     with pytest.raises(InputError, match=r"essays.*text"):
         perpend.evaluate(model, tokenizer, "niah_single_2", lengths=(1024,), limit=1)

@@ -51,13 +51,15 @@ class Tasks:
     def __init__(
         self, job: Job, run: Any, *, margin: float = MARGIN, margin_nats: float = MARGIN_NATS
     ) -> None:
-        from perpend.evaluation.suite import expand
+        from perpend.evaluation.suite import check_lengths, expand
 
         self.job, self.run = job, run
         self.margin, self.margin_nats = margin, margin_nats
         self.asked = task_options(job.options)
         self.names = expand(self.asked["tasks"]) if self.asked["tasks"] else []
         self.evaluations: dict[str, Evaluation] = {}
+        if self.names:  # what cannot be scored is refused before anything is
+            check_lengths(job.model, job.tokenizer, **self.asked)
 
     def __bool__(self) -> bool:
         return bool(self.names)

@@ -62,6 +62,7 @@ def evaluate(
     encoder = Encoder(tokenizer, bos)
     longest = context or context_length(model, tokenizer)
     own, synthetic, other = _sorted(expand(tasks), data)
+    _check_lengths(synthetic, encoder, longest, lengths, files, seed)
     with evaluating(model):
         scores = [
             _local(
@@ -113,6 +114,42 @@ def check(tasks: str | Sequence[str], data: str | Path | None = None) -> None:
         from perpend.evaluation.harness import wanted
 
         wanted(other)
+
+
+def check_lengths(
+    model: nn.Module,
+    tokenizer: Any,
+    tasks: str | Sequence[str],
+    *,
+    data: str | Path | None = None,
+    lengths: Sequence[int] = (4096,),
+    files: dict[str, str | Path] | None = None,
+    bos: str = "auto",
+    seed: int = 0,
+    **more: Any,
+) -> None:
+    """InputError for a long-context task that `evaluate` could not score: a length that does not fit the
+    model or the task, a text that is missing. Nothing is run; what else `evaluate` takes is not looked at.
+    """
+    _, synthetic, _ = _sorted(expand(tasks), data)
+    if synthetic:
+        longest = more.get("context") or context_length(model, tokenizer)
+        _check_lengths(synthetic, Encoder(tokenizer, bos), longest, lengths, files, seed)
+
+
+def _check_lengths(
+    names: Sequence[str],
+    encoder: Encoder,
+    context: int,
+    lengths: Sequence[int],
+    files: dict[str, str | Path] | None,
+    seed: int,
+) -> None:
+    from perpend.evaluation.ruler._run import check as check_one
+
+    for length in lengths if names else ():
+        for name in names:
+            check_one(name, encoder, length, context=context, seed=seed, files=files)
 
 
 def _sorted(names: list[str], data: str | Path | None) -> tuple[list[str], list[str], list[str]]:

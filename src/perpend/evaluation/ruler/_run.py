@@ -80,14 +80,40 @@ def generate(
     return Generated(name, length, tuple(samples), tuple(tokens), size, digest, hashes)
 
 
-def _largest(task: RulerTask, make: Any, room: int, length: int, sources: Sources) -> int:
-    """The most haystack units that fit, by doubling and halving (the original steps by 5 to 500 units)."""
-    least = make(task.smallest, 0)[1]
-    if least > room:
+def check(
+    name: str,
+    encoder: Encoder,
+    length: int,
+    *,
+    context: int,
+    seed: int = 0,
+    files: Mapping[str, str | Path] | None = None,
+) -> None:
+    """InputError, before anything runs, for a task and length that `score` would refuse: beyond the context,
+    too short for its smallest prompt, or without the texts it needs.
+    """
+    if length > context:
+        raise InputError(
+            f"{name} at {length} tokens is longer than the model's context of {context}; "
+            "choose lengths up to that"
+        )
+    task = find(name)
+    sources, _ = source_files.load(task.needs, files or {}, length)
+    sample = task.build(random.Random(f"{seed}/{name}/{length}/0"), task.smallest, 0, sources)
+    _check_room(task, len(encoder(sample.prompt)), length)
+
+
+def _check_room(task: RulerTask, least: int, length: int) -> None:
+    if least > length - task.steps:
         raise InputError(
             f"{task.name} does not fit {length} tokens: the prompt alone takes {least} and {task.steps} are "
             "kept for the answer; choose a longer length"
         )
+
+
+def _largest(task: RulerTask, make: Any, room: int, length: int, sources: Sources) -> int:
+    """The most haystack units that fit, by doubling and halving (the original steps by 5 to 500 units)."""
+    _check_room(task, make(task.smallest, 0)[1], length)
     most = task.most(sources) if task.most else room
     low = high = task.smallest
     while high < most and make(high, 0)[1] <= room:
@@ -128,11 +154,7 @@ def score(
     Writing stops as soon as every output has appeared, and does not begin where the right answer is already
     what greedy decoding would write: neither changes a score.
     """
-    if length > context:
-        raise InputError(
-            f"{name} at {length} tokens is longer than the model's context of {context}; "
-            "choose lengths up to that"
-        )
+    check(name, encoder, length, context=context, seed=seed, files=files)
     task = find(name)
     data = generate(name, encoder, length, count=count, seed=seed, files=files)
     gold = loglikelihoods(
