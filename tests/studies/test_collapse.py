@@ -43,3 +43,11 @@ def test_regime_thresholds() -> None:
     assert regime(with_cv(0.43)).verdict == "js"
     assert regime(np.array([np.nan])).verdict == "abstain"
     assert regime(np.array([0.2, np.nan, 0.2])).cv == 0
+
+
+def test_without_a_sink_the_rule_is_said_not_to_apply() -> None:
+    uniform = regime(np.full((2, 4), 1 / 64), 1 / 64)
+    assert uniform.verdict == "content", "the published thresholds stay"
+    assert not uniform.applies
+    assert regime(np.full((2, 4), 0.3), 1 / 64).applies
+    assert regime(np.full((2, 4), 1 / 64)).applies, "nothing is told without the uniform share"

@@ -13,7 +13,7 @@ from perpend.errors import InputError
 from perpend.geometry import pairwise
 from perpend.studies import predictions, taxonomy
 from perpend.studies.reversal import all_triples
-from perpend.studies.scale import CLASSICAL, Model, measure, scale_study, tau
+from perpend.studies.scale import CLASSICAL, Model, measure, rise, scale_study, tau
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,21 @@ def test_a_model_is_measured_as_by_hand(model: Model) -> None:
 
 
 def like(
-    model: Model, name: str, parameters: int, family: str, sink: float, rate: float, ari: float
+    model: Model,
+    name: str,
+    parameters: int,
+    family: str,
+    sink: float,
+    rate: float,
+    ari: float,
+    half: float = 0.01,
 ) -> Model:
     values = {**model.values, "row_mass": sink, "signature_mass": sink, "reversal_jensen_shannon": rate}
     values |= {f"ari_{metric}": ari for metric in CLASSICAL}
-    return replace(model, name=name, parameters=parameters, family=family, weights=name, values=values)
+    about = {key: (values[key] - half, values[key] + half) for key in ("row_mass", "reversal_jensen_shannon")}
+    intervals = about if half else {}
+    named = {"name": name, "weights": name, "family": family, "parameters": parameters}
+    return replace(model, **named, values=values, intervals=intervals)
 
 
 def scored(models: list[Model]) -> dict[str, dict]:
@@ -77,10 +87,37 @@ def test_without_a_family_all_models_are_compared_and_it_is_said(model: Model) -
     found = scored([like(model, "a", 10, "a", 0.8, 0.4, 0.95), like(model, "b", 20, "b", 0.2, 0.4, 0.5)])
     assert found["sink-rises-with-size"]["outcome"] == "refuted"
     assert "different families" in found["sink-rises-with-size"]["numbers"]["scope"]
-    assert found["reversal-rises-with-size"]["outcome"] == "refuted"  # equal is not rising
+    assert found["reversal-rises-with-size"]["outcome"] == "undecided"  # neither rising nor falling
     assert found["ari-below-one"]["outcome"] == "refuted"
     assert found["ari-falls-with-sink"]["outcome"] == "undefined"
     assert "needs three" in found["ari-falls-with-sink"]["why"]
+
+
+def test_a_difference_within_its_interval_decides_nothing(model: Model) -> None:
+    def outcome(*rows: tuple, half: float = 0.01) -> tuple[str, str]:
+        models = [like(model, f"m{i}", 10**i, "a", s, 0.4, 0.5, half) for i, s in enumerate(rows)]
+        found = scored(models)["sink-rises-with-size"]
+        return found["outcome"], found["why"]
+
+    assert outcome(0.015627, 0.015633)[0] == "undecided"
+    assert "within their 95 % intervals" in outcome(0.015627, 0.015633)[1]
+    assert "no interval" in outcome(0.2, 0.8, half=0)[1]
+    assert outcome(0.2, 0.8) == (
+        "undecided",
+        "two models make one pair, whose tau is 1 or -1 whatever the cause; a trend needs three",
+    )
+    assert outcome(0.8, 0.2)[0] == "refuted", "one counterexample is enough"
+    assert outcome(0.2, 0.5, 0.8)[0] == "confirmed"
+    assert outcome(0.2, 0.5, 0.505)[0] == "undecided", "the last pair may have risen or fallen"
+    assert outcome(0.8, 0.5, 0.2)[0] == "refuted"
+    assert outcome(0.8, 0.5, 0.505)[0] == "refuted", "whichever way the last pair goes"
+
+
+def test_the_interval_of_a_difference_adds_half_widths_in_squares(model: Model) -> None:
+    small = replace(like(model, "s", 1, "a", 0.2, 0.4, 0.5), intervals={"row_mass": (0.17, 0.24)})
+    large = replace(like(model, "l", 2, "a", 0.5, 0.4, 0.5), intervals={"row_mass": (0.47, 0.54)})
+    assert rise(small, large, "row_mass") == pytest.approx((0.3, 0.3 - 0.05, 0.3 + 0.05))
+    assert rise(small, large, "ari_cosine") is None
 
 
 def test_rank_agreement_leaves_out_equal_sizes() -> None:

@@ -91,8 +91,12 @@ class Prune:
             # Written before any evaluation: what the rule says of this model. It speaks of language models.
             prediction = None
             if first is not None and self.inputs.language:
-                verdict = regime(first.signature_sink)
-                prediction = run.step("prediction", lambda: {"regime": verdict.verdict, "cv": verdict.cv})
+                columns = first.support.columns
+                verdict = regime(first.signature_sink, len(columns.sink) / columns.parts)
+                prediction = run.step(
+                    "prediction",
+                    lambda: {"regime": verdict.verdict, "cv": verdict.cv, "applies": int(verdict.applies)},
+                )
             sink = list(first.support.columns.sink) if first is not None else []
             by_seed = {
                 seed: prune_sets(survey.signatures, sink, self.sparsities, self.criteria) + given
@@ -190,6 +194,7 @@ class Prune:
         scored = weight = None
         if prediction is not None:
             scored = prune_study.score(str(prediction["regime"]), records, losses.base_perplexity)
+            scored["applies"] = bool(prediction.get("applies", True))
         if weighted:
             weight = prune_study.fit_weight(losses, weighted, rivals)
         results = {
@@ -199,7 +204,12 @@ class Prune:
                 "context": self.options["context"],
                 "split": self.inputs.split,
             },
-            "prediction": prediction and {"regime": str(prediction["regime"]), "cv": float(prediction["cv"])},
+            "prediction": prediction
+            and {
+                "regime": str(prediction["regime"]),
+                "cv": float(prediction["cv"]),
+                "applies": bool(prediction.get("applies", True)),
+            },
             "score": scored,
             "cells": records,
             "random_beats": wins,

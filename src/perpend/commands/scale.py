@@ -47,17 +47,19 @@ def command(**options: Any) -> None:
     from dataclasses import replace
 
     from perpend.errors import InputError
-    from perpend.job import Job
-    from perpend.models.load import check_place
-    from perpend.studies import predictions
-    from perpend.studies.scale import Model, distinct, scale_study
-    from perpend.texts import read_text
 
     names = list(options.pop("models"))
     if len(names) < 2 or len(set(names)) != len(names):
         raise InputError("perpend scale compares models: name at least two, each once")
     if len(options["seeds"]) != 1:
         raise InputError("perpend scale takes one --seed: every model reads the same part of the text")
+
+    from perpend.job import Job
+    from perpend.models.load import check_place
+    from perpend.studies import predictions
+    from perpend.studies.scale import Model, distinct, scale_study
+    from perpend.texts import read_text
+
     families = [part.strip() for part in (options["families"] or "").split(",") if part.strip()]
     if families and len(families) != len(names):
         raise InputError(f"--families names {len(families)} families for {len(names)} models; give one each")
@@ -122,6 +124,9 @@ def command(**options: Any) -> None:
         ["model", "parameters", "row_mass", "signature_mass", "cv", "reversal_jensen_shannon",
          "classical_ari", "regime"]
     ].round(3)  # fmt: skip
+    shown["regime"] = shown["regime"].where(
+        study.tables["models"]["regime_applies"], "does not apply: no sink"
+    )
     whole.answer(run, ("Models under one protocol (shares; ARI of cosine, JS, Euclidean)", shown))
 
 

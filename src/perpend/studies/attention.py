@@ -24,7 +24,7 @@ from perpend.report.notebook import Rich
 from perpend.studies import readings, reversal
 from perpend.studies.collapse import Disagreement, dispersion_disagreement, entropy_disagreement
 from perpend.studies.readings import Reading
-from perpend.studies.regime import CAVEAT, coefficient_of_variation, regime
+from perpend.studies.regime import CAVEAT, NO_SINK, coefficient_of_variation, regime
 from perpend.studies.row_audit import row_audit
 from perpend.studies.whole_rows import whole_rows
 
@@ -73,7 +73,8 @@ def attention_study(
         for name in next(iter(layers.values()))
     }
     cv = [coefficient_of_variation(survey.signature_sink) for survey in surveys.values()]
-    verdict = regime(first.signature_sink)
+    uniform = len(first.support.columns.sink) / first.support.columns.parts
+    verdict = regime(first.signature_sink, uniform)
     entropy_steps = [entropy_disagreement(t["total"], t["content"]) for t in layers.values()]
     dispersion_steps = [dispersion_disagreement(t["total"], t["dispersion"]) for t in layers.values()]
     rates, heads_table = _reversals(surveys, triples, replicates, splits)
@@ -107,6 +108,7 @@ def attention_study(
             "layers": list(entropy_steps[0].where),
         },
         "regime": verdict.verdict,
+        "regime_applies": verdict.applies,
     }
     further = further_readings(first, replicates)
     for name, reading in further.items():
@@ -269,6 +271,13 @@ def _findings(results: Mapping[str, Any], survey: AttentionSurvey) -> list[str]:
         "js": "prune by Jensen-Shannon with the sink",
         "abstain": "no prediction",
     }[results["regime"]]
+    if not results["regime_applies"]:
+        lines.append(
+            f"The regime rule does not apply: it reads the spread of a sink over heads, and here the sink's "
+            f"share of a signature is under {NO_SINK:g} times that of uniform attention "
+            f"(coefficient of variation {sink['signature_cv']:.2f})."
+        )
+        return lines
     lines.append(
         f"The sink share varies over heads with a coefficient of variation of {sink['signature_cv']:.2f}: "
         f"the regime rule says {results['regime']!r} ({said}); it is {CAVEAT.split(':')[0]}."

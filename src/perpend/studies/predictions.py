@@ -20,7 +20,7 @@ from typing import Any
 
 from perpend.errors import PerpendError
 
-OUTCOMES = ("confirmed", "mixed", "refuted", "undefined")
+OUTCOMES = ("confirmed", "mixed", "refuted", "undecided", "undefined")
 MATERIAL = 0.9  # an adjusted Rand index at most this is materially below 1
 FLAT = 0.2  # the paper calls a change of C_A⊥ by 16 % approximately flat, and by 42 % not
 
@@ -64,7 +64,8 @@ SINK_RISES = Prediction(
     "sink-rises-with-size",
     "The mean sink mass of rows rises with the number of parameters.",
     "over pairs of models of one family, Kendall's tau of parameters and row sink mass: 1 confirmed, above "
-    "0 mixed, else refuted; without a pair in any family, over all models",
+    "0 mixed, else refuted; without a pair in any family, over all models; undecided where pairs whose "
+    "difference lies within its 95 % interval could change the outcome; one pair can refute, not confirm",
     "attention paper, Theorem 3, Section 5.3 (2)",
 )
 REVERSAL_RISES = Prediction(
@@ -129,7 +130,9 @@ def sentences(scored: Mapping[str, Any]) -> list[str]:
     found = []
     for one in scored["scored"]:
         numbers = ", ".join(f"{key} {_number(value)}" for key, value in one["numbers"].items())
-        because = f": {one['why']}" if one["why"] else f" ({numbers})" if numbers else ""
+        because = f": {one['why']}" if one["why"] else ""
+        if numbers and (not one["why"] or one["outcome"] == "undecided"):
+            because += f" ({numbers})"
         found.append(f"Predicted before measuring: {one['statement']} Outcome: {one['outcome']}{because}.")
     return found
 
@@ -167,6 +170,31 @@ def by_order(name: str, tau: float | None, direction: int, numbers: Mapping[str,
         return Score(name, "undefined", numbers, why)
     along = direction * tau
     outcome = "confirmed" if along >= 1 else "mixed" if along > 0 else "refuted"
+    return Score(name, outcome, numbers)
+
+
+def by_pairs(
+    name: str, signs: Sequence[int | None], numbers: Mapping[str, Any], unequal: str, unresolved: str
+) -> Score:
+    """A score from the directions of pairs: +1 as predicted, −1 against, None not told from noise.
+
+    Kendall's τ is their mean. It is taken once with every None against the prediction and once with it; where
+    the two do not have the same outcome, it is undecided. One pair alone can refute an order, and cannot
+    confirm it: it falls as predicted by chance every second time. `unequal` and `unresolved`: the reasons
+    given where there is no pair, and where a None decides.
+    """
+    if not signs:
+        return Score(name, "undefined", numbers, unequal)
+    outcomes = {
+        by_order(name, sum(open_ if s is None else s for s in signs) / len(signs), 1, {}, "").outcome
+        for open_ in (-1, 1)
+    }
+    if len(outcomes) > 1:
+        return Score(name, "undecided", numbers, unresolved)
+    (outcome,) = outcomes
+    if outcome == "confirmed" and len(signs) == 1:
+        why = "two models make one pair, whose tau is 1 or -1 whatever the cause; a trend needs three"
+        return Score(name, "undecided", numbers, why)
     return Score(name, outcome, numbers)
 
 

@@ -273,6 +273,8 @@ def _rule(scored: Mapping[str, Any]) -> str:
     said = f"The regime rule, applied before any evaluation, predicted {scored['predicted']!r}"
     if scored["predicted"] == "abstain":
         said = "The regime rule, applied before any evaluation, abstained"
+    if not scored.get("applies", True):
+        said += " (though it does not apply: the sink gets about what uniform attention gives it)"
     if scored["outcome"] is None:
         return (
             f"{said}; there is no outcome to hold it against: that takes its six criteria at 20 % sparsity."

@@ -57,6 +57,7 @@ class Model:
     regime: str
     support: str
     position_0: str = ""
+    regime_applies: bool = True
 
     @property
     def classical_ari(self) -> float:
@@ -94,7 +95,7 @@ def measure(
         "content": float(np.nanmean(table["content"])),
         "dispersion": float(np.nanmean(table["dispersion"])),
     }
-    verdict = regime(survey.signature_sink)
+    verdict = regime(survey.signature_sink, len(sink) / survey.support.columns.parts)
     values["cv"] = float(verdict.cv)
     intervals: dict[str, tuple[float, float]] = {}
     if replicates and len(survey.blocks) > 1:
@@ -131,6 +132,7 @@ def measure(
         regime=verdict.verdict,
         support=survey.support.words,
         position_0=position_0,
+        regime_applies=verdict.applies,
     )
 
 
@@ -253,6 +255,7 @@ def _row(model: Model) -> dict[str, Any]:
         **row,
         "classical_ari": model.classical_ari,
         "regime": model.regime,
+        "regime_applies": model.regime_applies,
         "position_0": model.position_0,
         "weights_sha256": model.weights,
     }
@@ -311,16 +314,49 @@ def _scores(measured: Sequence[Model]) -> list[predictions.Score]:
         (predictions.REVERSAL_RISES, "reversal_jensen_shannon"),
     ):
         pairs = [
-            ((a.parameters, a.values[name]), (b.parameters, b.values[name]))
+            sorted(pair, key=lambda m: m.parameters)
             for group in families or [list(measured)]
-            for a, b in itertools.combinations(group, 2)
+            for pair in itertools.combinations(group, 2)
         ]
         scope = "within families" if families else "over all models, of different families"
-        value = tau(pairs)
+        value = tau([tuple((m.parameters, m.values[name]) for m in pair) for pair in pairs])
         numbers = {"pairs": len(pairs), "scope": scope} | ({} if value is None else {"tau": value})
-        why = "all models have the same number of parameters"
-        found.append(predictions.by_order(prediction.name, value, 1, numbers, why))
+        unequal = [(a, b) for a, b in pairs if a.parameters != b.parameters]
+        rises = [rise(a, b, name) for a, b in unequal]
+        told = [each for each in rises if each is not None]
+        numbers["pairs told apart"] = sum(low > 0 or high < 0 for _, low, high in told)
+        if len(told) == 1:
+            numbers["difference"] = list(told[0])
+        signs = [None if each is None else int(each[1] > 0) - int(each[2] < 0) or None for each in rises]
+        found.append(
+            predictions.by_pairs(
+                prediction.name,
+                signs,
+                numbers,
+                "all models have the same number of parameters",
+                "the differences lie within their 95 % intervals over resampled text; more sequences would "
+                "narrow them"
+                if len(told) == len(rises)
+                else "no interval, so no difference can be told from that of another text; ask for "
+                "--bootstrap 100 and more sequences than one block",
+            )
+        )
     return found
+
+
+def rise(small: Model, large: Model, name: str) -> tuple[float, float, float] | None:
+    """Value of the larger model minus that of the smaller, and its 95 % interval; None without intervals.
+
+    The ends add the two models' own half-widths in squares, as for independent errors (Newcombe 1998, square
+    and add): the same text moves models alike, so that the interval is rather too wide than too narrow.
+    """
+    ends = small.intervals.get(name), large.intervals.get(name)
+    if ends[0] is None or ends[1] is None:
+        return None
+    (a_low, a_high), (b_low, b_high) = ends
+    a, b = small.values[name], large.values[name]
+    down, up = np.hypot(b - b_low, a_high - a), np.hypot(b_high - b, a - a_low)
+    return b - a, float(b - a - down), float(b - a + up)
 
 
 def _findings(measured: Sequence[Model], results: Mapping[str, Any]) -> list[str]:
