@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from task_records import RECORDS, write
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -57,3 +58,12 @@ def model(tokenizer):
         pad_token_id=tokenizer.pad_token_id,
     )
     return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    for name in RECORDS:
+        write(folder, name)
+        write(folder, name, "train")
+    return folder
