@@ -36,7 +36,7 @@ LONG = 2048  # tokens from which on a model of half the layers is enough
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, and whether it has units for bfloat16 (None where the system does not say)."""
+    """Processor, cores, whether it has units for bfloat16 (None where the system does not say), allocator."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -48,6 +48,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "bf16": any("bf16" in flag for flag in flags) if flags else None,
         "python": platform.python_version(),
+        "keeps_freed": platform.libc_ver()[0] == "glibc",  # see SURROUNDINGS in peers/race.py
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ sys.path.insert(0, str(REPO / "benchmarks"))
 from peers.jobs import Job, Setting, jobs  # noqa: E402
 from peers.page import BEGIN, END, page, rewritten  # noqa: E402
 from peers.race import Worker, gap, race  # noqa: E402
-from peers.results import Result, ends  # noqa: E402
+from peers.results import Result, ends, results  # noqa: E402
 from peers.tools import make_model, some, transformers_model  # noqa: E402
 
 MODEL_JOBS = [name for name, job in jobs().items() if job.sizes is None]
@@ -129,7 +130,7 @@ def test_ratios_are_of_the_same_round_and_a_liar_has_no_rank(by_hand: Result) ->
 
 
 def book_of(*cells: dict[str, Any]) -> dict[str, Any]:
-    machine = {"processor": "a machine", "cores": 2, "bf16": False, "python": "3"}
+    machine = {"processor": "a machine", "cores": 2, "bf16": False, "python": "3", "keeps_freed": True}
     return {"machine": machine, "versions": {"torch": "2"}, "weights": {"2": 2**20}, "cells": list(cells)}
 
 
@@ -218,3 +219,10 @@ def test_a_worker_times_a_job_and_tells_its_errors(tmp_path: Path) -> None:
         assert "numpy" in worker.versions
     finally:
         worker.stop()
+
+
+def test_the_page_of_the_docs_is_what_was_measured() -> None:
+    book = json.loads((REPO / "docs" / "benchmarks.json").read_text(encoding="utf-8"))
+    text = (REPO / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert results(book, jobs())
+    assert rewritten(text, page(book)) == text, "run python benchmarks/run.py --stored --write"

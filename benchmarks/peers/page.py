@@ -42,10 +42,16 @@ def _how(book: Mapping[str, Any], done: Mapping[str, Sequence[Result]]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in sorted(book["versions"].items()))
     rounds = sorted({len(cell.rounds) for cells in done.values() for cell in cells})
     counted = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    kept = (
+        "The allocator keeps what is freed."
+        if machine["keeps_freed"]
+        else "The allocator is left as it comes: it gives pages back after some passes and not after others, "
+        "the plain one among the slower, so that ratios below 1 are its doing."
+    )
     return (
         f"{machine['cores']} cores of {machine['processor']}, {units[machine['bf16']]}; fp32, one thread; "
         f"Python {machine['python']}, {versions}. Medians of {counted} alternating rounds, with quartiles "
-        "in the A/A row. **Bold**: the first of those that do the job, to two decimals."
+        f"in the A/A row. {kept} **Bold**: the first of those that do the job, to two decimals."
     )
 
 

@@ -17,6 +17,14 @@ from peers.tools import BESIDE, MODEL_PACKAGES, PACKAGES
 
 REFERENCE = "perpend"  # whose answer the others' must be
 ROOT = Path(__file__).resolve().parent.parent
+# What a worker starts with: one thread; and an allocator (glibc's) that keeps what is freed. As it comes it
+# gives pages back after each pass or not, by luck of what else lies on the heap: 6 % of a short plain pass.
+SURROUNDINGS = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 def environment(package: str | None, base: Path) -> str:
@@ -38,7 +46,6 @@ class Worker:
     """A contender's process. RuntimeError, with its last words, if it ends."""
 
     def __init__(self, python: str, log: Path) -> None:
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         self.log = log
         with log.open("w") as file:
             self.process = subprocess.Popen(
@@ -47,7 +54,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
-                env={**os.environ, **threads, "PYTHONPATH": _path(), "TOKENIZERS_PARALLELISM": "false"},
+                env={**os.environ, **SURROUNDINGS, "PYTHONPATH": _path()},
             )
         self.versions = self._reply()["versions"]
 
@@ -86,14 +93,18 @@ class Workers:
         self.scratch, self.environments = scratch, environments
         self.running: dict[str, Worker] = {}
         self.versions: dict[str, str] = {}
+        self.absent: dict[str, str] = {}  # packages that did not install, and why: tried once
 
     def run(self, contender: str, **request: Any) -> dict[str, Any]:
         if contender not in self.running:
             package = PACKAGES.get(contender)
+            if package in self.absent:
+                raise RuntimeError(self.absent[package])
             try:
                 python = environment(package, self.environments)
             except subprocess.CalledProcessError as error:
-                raise RuntimeError(f"{package} did not install: {error}") from error
+                self.absent[package] = f"{package} did not install: pip ended with {error.returncode}"
+                raise RuntimeError(self.absent[package]) from error
             worker = Worker(python, self.scratch / f"{contender.replace(' ', '-')}.log")
             self.running[contender] = worker
             own = worker.versions if package is None else {package: worker.versions.get(package, "?")}
