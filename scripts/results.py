@@ -229,10 +229,10 @@ def _asked(request: Mapping[str, Any]) -> str:
 def _edit(path: Path, document: Mapping[str, Any]) -> str:
     """Edits beside their controls, a row a site and scale; single heads and slopes where a run has them."""
     results = document["results"]
-    command = _command(document)
-    lines = [
-        line.replace(command, command + _asked(document["request"])) for line in _heading(path, document)
-    ]
+    lines = _heading(path, document)
+    if not document.get("invocation"):
+        command = _command(document)
+        lines = [line.replace(command, command + _asked(document["request"])) for line in lines]
     cells = [cell for cell in results.get("cells", []) if cell.get("change_low") is not None]
     keys = ("site", "reference", "parallel", "perpendicular")
     rows = []

@@ -200,4 +200,6 @@ def collapse_share(summary: Summary, args: Mapping[str, Any]) -> Outcome | None:
     before, after = _sink_ends(summary)
     told = f"share {share:.1%} [{low:.1%}, {high:.1%}] of a fall of {collapse['total']:+.3f} nats"
     told += "" if before is None else f", the sink's share from {before:.3f} to {after:.3f}"
+    if before is not None and after - before < EMERGENCE:
+        return Outcome(UNDERPOWERED, f"{told}: no sink emerges in this training")
     return Outcome(status, told)
