@@ -186,13 +186,13 @@ def test_only_the_marked_part_of_the_page_is_rewritten() -> None:
 
 
 def test_a_race_goes_on_where_it_was_stopped_and_says_who_failed(tmp_path: Path) -> None:
-    job = a_job(plain=1, perpend=1, broken=1, absent="it cannot")
+    job = a_job(plain=1, perpend=1, broken=1, tired=1, absent="it cannot")
     cell = cell_of("attention", {"plain": 1.0, "perpend": 1.0}, {}, layers=1) | {"added": {}}
     asked: list[tuple[str, str]] = []
 
     def run(contender: str, kind: str, file: str = "", **request: Any) -> dict[str, Any]:
         asked.append((contender, kind))
-        if contender == "broken":
+        if contender == "broken" or (contender == "tired" and kind == "time"):
             raise RuntimeError("it broke")
         if kind == "answer":
             np.save(file, np.array([1.0]))
@@ -200,10 +200,15 @@ def test_a_race_goes_on_where_it_was_stopped_and_says_who_failed(tmp_path: Path)
 
     race(job, cell, run, tmp_path, "", 3, lambda name: name != "plain again", lambda: None)
     assert [seen["perpend"] for seen in cell["rounds"]] == [1.0, 2.0, 2.0]
-    assert [name for name, kind in asked if kind == "time"] == ["plain", "perpend", "perpend", "plain"]
-    assert cell["failed"] == {"broken": "it broke"}
-    assert cell["added"] == {"plain": 7, "perpend": 7}
-    assert cell["gap"] == {"plain": 0.0}
+    timed = [name for name, kind in asked if kind == "time"]
+    assert timed == ["plain", "perpend", "tired", "perpend", "plain"]  # reversed, and once is enough
+    assert cell["failed"] == {"broken": "it broke", "tired": "it broke"}
+    assert cell["added"] == {"plain": 7, "perpend": 7, "tired": 7}
+    assert cell["gap"] == {"plain": 0.0, "tired": 0.0}
+    assert Result(job, **{key: value for key, value in cell.items() if key != "job"}).ranked == (
+        "perpend",
+        "plain",
+    )
 
 
 def test_a_worker_times_a_job_and_tells_its_errors(tmp_path: Path) -> None:

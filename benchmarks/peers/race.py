@@ -168,7 +168,13 @@ def race(
         order = able if len(cell["rounds"]) % 2 else able[::-1]
         seen = {}
         for name in order:
-            seen[name] = round(run(name, **request, kind="time")["seconds"], 6)
+            try:
+                seen[name] = round(run(name, **request, kind="time")["seconds"], 6)
+            except RuntimeError as error:
+                if name == job.baseline:
+                    raise
+                cell["failed"][name] = str(error)
+        able = [name for name in able if name in seen]
         cell["rounds"].append(seen)
         save()
 

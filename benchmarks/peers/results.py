@@ -32,8 +32,8 @@ class Result:
 
     @property
     def times(self) -> dict[str, float]:
-        """Contender -> median of its ratios."""
-        names = {name for seen in self.rounds for name in seen}
+        """Contender -> median of its ratios, of those that came to the end."""
+        names = {name for seen in self.rounds for name in seen} - self.failed.keys()
         return {name: median(values) for name in names if (values := self.by_round(name))}
 
     def quartiles(self, contender: str) -> tuple[float, float]:
