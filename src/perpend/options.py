@@ -101,10 +101,11 @@ class Verb(click.Command):
         super().format_options(ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from perpend import progress
+        from perpend import progress, refuse
 
         progress.set_quiet(bool(ctx.params.get("quiet")))
         try:
+            refuse.request(str(self.name), ctx.params)  # before torch is imported, which takes seconds
             return super().invoke(ctx)
         finally:
             progress.set_quiet(False)  # a program that runs verbs goes on hearing what concerns it

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from perpend.errors import InputError, unknown_name
 
 SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
 BETWEEN = "\n\n"  # joins documents into one stream
+LONGEST = 255  # bytes in one part of a path
+OWN = 'a text of your own, in Python: texts.Text.of("...", name="mine")'
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,15 @@ class Text:
     """A text with where it came from; `sha256` is that of its UTF-8 bytes."""
 
     name: str
-    text: str
+    text: str = field(repr=False)
     sha256: str
+
+    @classmethod
+    def of(cls, text: str, name: str = "own text") -> Text:
+        """A text of one's own, from a string; InputError where it is empty or no string."""
+        if not isinstance(text, str):
+            raise InputError(f"a text is a string, not {type(text).__name__}")
+        return _text(name, text)
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,8 @@ def read_text(source: str | os.PathLike[str] | Sequence[str] | Text | None = Non
 
     None: the prose of the Python language reference that comes with every CPython. A path: a text file, JSON
     lines with the key "text", or a folder of both. "-": standard input. A list of strings: documents. A name
-    of `HUB_TEXTS` (`name:split` too): a data set, where a hub is reachable.
+    of `HUB_TEXTS` (`name:split` too): a data set, where a hub is reachable. A string is never the text
+    itself: that is `Text.of(string)`.
 
     Raises InputError for a text that is empty, not UTF-8, or not there.
     """
@@ -73,20 +83,33 @@ def read_text(source: str | os.PathLike[str] | Sequence[str] | Text | None = Non
     name = os.fspath(source)
     if name == "-":
         return _text("stdin", _decode(sys.stdin.buffer.read(), "standard input"))
+    check_place(name)
     path = Path(name).expanduser()
     if path.is_dir():
-        files = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
-        if not files:
-            raise InputError(f"{path} holds no {', '.join(SUFFIXES)} file")
-        return _text(name, BETWEEN.join(_read_file(f) for f in files))
+        return _text(name, BETWEEN.join(_read_file(f) for f in _files(path)))
     if path.exists():
         return _text(name, _read_file(path))
     dataset, _, split = name.partition(":")
-    if dataset in HUB_TEXTS:
-        return _text(name, _from_hub(HUB_TEXTS[dataset], split, name))
-    if "/" in name or "\\" in name or "." in name:
-        raise InputError(f"there is no text file or folder {path}")
-    raise InputError(f"{unknown_name('text', name, HUB_TEXTS)}; a file is given by its path")
+    return _text(name, _from_hub(HUB_TEXTS[dataset], split, name))
+
+
+def check_place(name: str) -> None:
+    """InputError for a text that is not there, without reading it: no such file or name, a folder of none."""
+    if "\n" in name or "\0" in name or any(len(os.fsencode(part)) > LONGEST for part in name.split("/")):
+        raise InputError(f"a string of {len(name):,} characters is no path of a text; {OWN}")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not _files(path):
+            raise InputError(f"{path} holds no {', '.join(SUFFIXES)} file")
+    elif not (name == "-" or path.exists() or name.partition(":")[0] in HUB_TEXTS):
+        if "/" in name or "\\" in name or "." in name:
+            raise InputError(f"there is no text file or folder {path}; {OWN}")
+        raise InputError(f"{unknown_name('text', name, HUB_TEXTS)}; a file is given by its path, {OWN}")
+
+
+def _files(folder: Path) -> list[Path]:
+    """The text files under a folder, in the order of their paths."""
+    return sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
 
 
 def _text(name: str, text: str) -> Text:

@@ -28,8 +28,6 @@ def command(**options: Any) -> None:
     from perpend.errors import InputError
     from perpend.job import Job
     from perpend.runs import Run
-    from perpend.studies.audit_intervals import BlockSums
-    from perpend.studies.audits import audit_signatures
 
     source = Run.open(options.pop("run"))
     if source.command != "attention":
@@ -43,6 +41,9 @@ def command(**options: Any) -> None:
         cost = {"forward_passes": 0, "tokens": 0, "heads": heads}
         output.answer({"plan": cost, "command": "audit"}, f"no forward pass; {heads} heads, all triples")
         return
+    from perpend.studies.audit_intervals import BlockSums
+    from perpend.studies.audits import audit_signatures
+
     job = Job("audit", options)
     asked = {
         "model": document.get("model"),

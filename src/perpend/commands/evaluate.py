@@ -68,6 +68,10 @@ def command(**options: Any) -> None:
     perpend[eval]). With --edit every score is paired item by item: the verdict is "equivalent" only where
     the interval of the difference lies within the margin, and "undecided" says how many items would decide.
     """
+    from perpend.errors import InputError
+
+    if not any(name.strip() for name in (options["tasks"] or "").split(",")) and not options["perplexities"]:
+        raise InputError("nothing to score: name --tasks (lambada, piqa, ruler ...) or --perplexity")
     Evaluate(options).run()
 
 
@@ -75,7 +79,6 @@ class Evaluate:
     """One invocation: conditions (the model as it is, then each edit) × tasks and losses."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        from perpend.errors import InputError
         from perpend.evaluation.options import parse_edits
         from perpend.evaluation.suite import expand
         from perpend.job import Job
@@ -85,8 +88,6 @@ class Evaluate:
         self.conditions: dict[str, tuple[Any, ...]] = {"unedited": ()}
         self.conditions |= {text: parse_edits(text) for text in options["edits"]}
         self.names = expand(options["tasks"]) if options["tasks"] else []
-        if not self.names and not options["perplexities"]:
-            raise InputError("nothing to score: name --tasks (lambada, piqa, ruler ...) or --perplexity")
         self.asked: dict[str, Any] = {"margins": [options["margin"], options["margin_nats"]]}
         if not options["perplexities"]:  # tasks bring their own text, and --text is none of this run's data
             del self.job.options["text"]

@@ -45,8 +45,11 @@ class Source:
     entry: Entry | None = None
 
 
-def resolve(name: str | os.PathLike[str] | None, revision: str | None, convert: Callable[[Path, Path], None]):
-    """The source a name stands for; a model from a wheel is fetched and converted here if it is not cached.
+def resolve(
+    name: str | os.PathLike[str] | None, revision: str | None, convert: Callable[[Path, Path], None] | None
+) -> Source:
+    """The source a name stands for; a model from a wheel is fetched and converted here if it is not cached
+    (`convert` None: it is only looked up, and its place is left empty).
 
     In order: a .gguf file, a folder, a short name of the catalog (`short@revision` too), a hub name.
     """
@@ -79,7 +82,8 @@ def resolve(name: str | os.PathLike[str] | None, revision: str | None, convert: 
     if entry is not None:
         if entry.wheel is not None:
             _no_revision(name, revision)
-            return Source(label, "folder", str(materialise(entry.wheel, entry.name, convert)), entry=entry)
+            place = str(materialise(entry.wheel, entry.name, convert)) if convert is not None else ""
+            return Source(label, "folder", place, entry=entry)
         return Source(label, "hub", entry.hub, revision=revision, entry=entry)
     if _HUB_NAME.fullmatch(name) and name[0] not in "./":
         return Source(label, "hub", name, revision=revision, entry=find(name))

@@ -20,21 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perpend.errors import InputError, unknown_name
+from perpend.errors import InputError
 from perpend.geometry import pairwise, sink_balance
+from perpend.studies.criteria import CRITERIA, DISTANCES, RANDOM, check_criteria
 
 Head = tuple[int, int]
-
-DISTANCES: dict[str, tuple[str, str]] = {
-    "js": ("jensen_shannon", "keep"),
-    "js_drop": ("jensen_shannon", "drop"),
-    "content": ("content", "keep"),
-    "aitchison": ("aitchison", "keep"),
-}
-GLOBAL = tuple(DISTANCES)
-LAYERWISE = ("js_l1", "js_drop_l1", "content_l1")
-RANDOM = {"random_a": 101, "random_b": 202}
-CRITERIA = (*GLOBAL, *LAYERWISE, *RANDOM)
 
 
 @dataclass(frozen=True)
@@ -89,27 +79,6 @@ def prune_sets(
             heads = tuple(sorted(index[i] for i in chosen))
             found.append(PruneSet(criterion, sparsity, heads, count - len(heads), criterion in RANDOM))
     return found
-
-
-def check_criteria(criteria: Sequence[str]) -> None:
-    """InputError for a name that is no criterion, with those there are."""
-    for criterion in criteria:
-        _check(criterion)
-
-
-def _check(criterion: str) -> None:
-    name, _, weight = criterion.partition(":")
-    if name in ("weighted", "weighted_l1"):
-        try:
-            valid = float(weight) >= 0
-        except ValueError:
-            valid = False
-        if not valid:
-            raise InputError(
-                f"{criterion!r}: write weighted:λ with λ ≥ 0, as weighted:0.3 or weighted_l1:inf"
-            )
-    elif criterion not in CRITERIA:
-        raise unknown_name("pruning criterion", criterion, (*CRITERIA, "weighted:λ", "weighted_l1:λ"))
 
 
 def _distances(rows: np.ndarray, base: str, sink: list[int]) -> np.ndarray:
