@@ -45,6 +45,23 @@ NO_BOS = words()
 TEXT = " ".join(WORDS)  # 40 tokens, ids 5..44
 
 
+def test_a_text_of_ones_own_is_a_text_and_never_a_path() -> None:
+    own = Text.of(TEXT, name="mine")
+    assert own == Text("mine", TEXT, hashlib.sha256(TEXT.encode()).hexdigest())
+    assert TEXT not in repr(own)
+    assert sequences(own, PLAIN, 12).tokens.tolist()[0] == list(range(5, 17))
+    for string in (TEXT * 200, "one line\nand another", "w" * 300):
+        with pytest.raises(InputError, match=r"Text\.of") as caught:
+            sequences(string, PLAIN, 12)
+        assert string not in str(caught.value)
+    with pytest.raises(InputError, match=r"Text\.of"):
+        read_text("a short text")
+    with pytest.raises(InputError, match="empty"):
+        Text.of(" ")
+    with pytest.raises(InputError, match="not bytes"):
+        Text.of(b"text")  # type: ignore[arg-type]
+
+
 # ---- cutting --------------------------------------------------------------------------------------------
 
 

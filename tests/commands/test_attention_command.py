@@ -210,6 +210,34 @@ def test_readings_that_cannot_be(saved: Path, tmp_path: Path, capsys, more: list
     assert told in " ".join(capsys.readouterr().err.split())
 
 
+def test_one_block_has_no_intervals_and_says_why(saved: Path, tmp_path: Path) -> None:
+    out = tmp_path / "few"
+    assert run(words(saved, "--seed", "0", "--sequences", "2", "--batch", "2", "--out", str(out))) == 0
+    found = Run.open(out)
+    told = found.document["undefined"]["intervals"]
+    assert "all 2 sequences are in one block" in told
+    assert "smaller --batch" in told
+    assert any("No intervals" in line for line in found.document["findings"])
+    assert "low" not in found.results["reversal"]["cosine"]
+    assert found.results["reversal"]["cosine"]["sd"] is None, "one seed has no spread"
+    assert found.tables["reversal"]["sd"].isna().all()
+    quiet = tmp_path / "none"
+    none = ["--seed", "0", "--sequences", "2", "--batch", "2", "--bootstrap", "0", "--out", str(quiet)]
+    assert run(words(saved, *none)) == 0
+    assert "intervals" not in Run.open(quiet).document["undefined"], "none were asked for"
+
+
+def test_content_alone_is_numbered_by_key_of_the_window(surveyed) -> None:
+    from perpend.commands.attention import figures
+
+    table = figures(surveyed)[0].detail.table
+    for kept, content in zip(table["kept"], table["content_row"]):
+        assert len(kept) == len(content) == 16
+        assert content[0] is None, "the sink's own place is empty"
+        shares = np.array(kept[1:]) / (1 - kept[0])
+        np.testing.assert_allclose(content[1:], shares, rtol=2e-3, atol=1e-6)
+
+
 def test_a_study_of_no_survey_is_refused() -> None:
     with pytest.raises(perpend.InputError, match="at least one survey"):
         attention_study({})

@@ -78,17 +78,27 @@ def _detail(heads: pd.DataFrame, signatures: np.ndarray, results: Any) -> Detail
     dropped = np.delete(kept, sinks, axis=1)
     dropped = dropped / dropped.sum(1, keepdims=True)
     table["kept"] = [[float(f"{v:.4g}") for v in row] for row in kept]
-    table["content_row"] = [[float(f"{v:.4g}") for v in row] for row in dropped]
+    # None where the sink stood: a bar keeps the number of its key in the window
+    content = [k for k in range(rows.shape[1]) if k not in sinks]
+    table["content_row"] = [_at(content, row, rows.shape[1]) for row in dropped]
     return Detail(
         ("layer", "head"),
         table,
         {
             "Signature, sink kept": charts.chosen_profile("kept", label="share", x_label="key"),
             "Content alone, sink dropped": charts.chosen_profile(
-                "content_row", label="share of content", x_label="content key"
+                "content_row", label="share of content", x_label="key"
             ),
         },
     )
+
+
+def _at(places: list[int], values: np.ndarray, length: int) -> list[float | None]:
+    """A list of `length` with values (n,) at n places and None elsewhere."""
+    row: list[float | None] = [None] * length
+    for place, value in zip(places, values):
+        row[place] = float(f"{value:.4g}")
+    return row
 
 
 def _entropy_split(layers: pd.DataFrame) -> Figure:

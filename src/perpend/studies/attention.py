@@ -58,7 +58,7 @@ def attention_study(
     replicates: int = REPLICATES,
     splits: int = SPLITS,
 ) -> AttentionStudy:
-    """All of the survey's questions, from one survey a seed.
+    """All of the survey's questions, from one survey a seed: {0: survey} for one.
 
     `triples` sampled questions a seed; `replicates` bootstrap resamples of the first seed's sequence blocks
     and `splits` random halves of them (0 for none). Raises InputError without a survey, or with fewer than
@@ -110,6 +110,7 @@ def attention_study(
         "regime": verdict.verdict,
         "regime_applies": verdict.applies,
     }
+    lacking = no_interval(first, replicates)
     further = further_readings(first, replicates)
     for name, reading in further.items():
         results[name] = reading.results
@@ -133,19 +134,26 @@ def attention_study(
             "arithmetic": first.arithmetic,
             **block_sums(first),
         },
-        _findings(results, first) + [line for reading in further.values() for line in reading.findings],
+        _findings(results, first, len(surveys))
+        + ([f"{lacking[0].upper()}{lacking[1:]}."] if lacking else [])
+        + [line for reading in further.values() for line in reading.findings],
         {
             "sink": first.support.rule,
             "support": first.support.words,
             "notes": list(first.notes),
             "triples": triples,
             "regime_rule": CAVEAT,
-            "sd": "population, over seeds",
+            "sd": "population, over seeds; none of one seed",
+            "seeds": f"numbers are means over {_seeds(surveys)}; intervals, floors and signatures are of "
+            f"seed {next(iter(surveys))}",
+            "interval": f"95 %, {len(first.blocks)} blocks of consecutive sequences resampled "
+            f"({first.sequences} sequences)",
             "entropy": "nats; total = binary + weighted_content (+ within_sink for a sink of several keys)",
             "reversal": "reversals / all triples; ties counted apart; exact over all triples",
         },
         {
             **{str(layer): why for layer, why in first.undefined.items()},
+            **({"intervals": lacking} if lacking else {}),
             **{
                 f"{name}.{what}": why
                 for name, reading in further.items()
@@ -153,6 +161,20 @@ def attention_study(
             },
         },
     )
+
+
+def no_interval(survey: AttentionSurvey, replicates: int) -> str:
+    """Why a survey has no intervals though they were asked for, and how to get them; empty where it has."""
+    if not replicates or len(survey.blocks) > 1:
+        return ""
+    return (
+        f"no intervals: all {survey.sequences} sequences are in one block, and blocks are what is resampled; "
+        "give more --sequences or a smaller --batch (in Python survey_attention(block=...))"
+    )
+
+
+def _seeds(surveys: Mapping[int, AttentionSurvey]) -> str:
+    return f"seed{'s' if len(surveys) > 1 else ''} {', '.join(map(str, surveys))}"
 
 
 def further_readings(survey: AttentionSurvey, replicates: int = REPLICATES) -> dict[str, Reading]:
@@ -212,7 +234,7 @@ def _reversals(
         values = [each.rate for each in found]
         rates[metric] = {
             "mean": float(np.mean(values)),
-            "sd": float(np.std(values)),
+            "sd": float(np.std(values)) if len(values) > 1 else None,
             "ties": float(np.mean([each.ties for each in found])),
             "exact": float(np.mean([each.mean() for each in exact[metric]])),
         }
@@ -243,10 +265,14 @@ def _reversals(
     return rates, table
 
 
-def _findings(results: Mapping[str, Any], survey: AttentionSurvey) -> list[str]:
-    """The three findings in words, with their numbers and intervals."""
+def _findings(results: Mapping[str, Any], survey: AttentionSurvey, seeds: int) -> list[str]:
+    """The three findings in words, with their numbers and intervals, and which seeds they speak of."""
+    mean = f"mean over {seeds} seeds" if seeds > 1 else ""
+    over, of_first = (f" ({mean})", " of the first") if mean else ("", "")
     rate, sink = results["reversal"]["jensen_shannon"], results["sink"]
-    interval = f" (95 % interval {rate['low']:.1%} to {rate['high']:.1%})" if "low" in rate else ""
+    interval = f"95 % interval{of_first} {rate['low']:.1%} to {rate['high']:.1%}" if "low" in rate else ""
+    told = "; ".join(part for part in (mean, interval) if part)
+    interval = f" ({told})" if told else ""
     floor = ""
     if rate.get("noise_floor_keep") is not None:
         floor = (
@@ -257,14 +283,14 @@ def _findings(results: Mapping[str, Any], survey: AttentionSurvey) -> list[str]:
         f"{rate['exact']:.1%} of closer-head verdicts under Jensen-Shannon reverse when the sink is dropped"
         f"{interval}; under the content distance none can.{floor}",
         f"The sink (rule {survey.support.rule!r}) takes {sink['row_mass']:.1%} of a row on average and "
-        f"{sink['signature_mass']:.1%} of a head's signature; uniform attention would give "
+        f"{sink['signature_mass']:.1%} of a head's signature{over}; uniform attention would give "
         f"{sink['uniform_mass']:.1%}.",
     ]
     collapse = results["collapse"]
     if collapse["disagreement"] is not None:
         lines.append(
             f"Row entropy and content entropy move in opposite directions on {collapse['disagreement']:.1%} "
-            f"of the {collapse['steps']} steps from one layer to the next."
+            f"of the {collapse['steps']} steps from one layer to the next{over}."
         )
     said = {
         "content": "prune by the content distance",
@@ -286,7 +312,7 @@ def _findings(results: Mapping[str, Any], survey: AttentionSurvey) -> list[str]:
 
 
 def _flat(rate: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(rate)
+    return {name: np.nan if value is None else value for name, value in rate.items()}
 
 
 def _mean_rate(found: list[Disagreement]) -> float | None:

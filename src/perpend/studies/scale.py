@@ -366,7 +366,7 @@ def _findings(measured: Sequence[Model], results: Mapping[str, Any]) -> list[str
 
     ordered = sorted(measured, key=lambda m: m.parameters)
     intervals = any(model.intervals for model in measured)
-    note = ", with 95 % intervals over resampled text" if intervals else ""
+    note = " (one seed's text" + (", with 95 % intervals over resampled text)" if intervals else ")")
     off = results["calibration"]
     return [
         f"Sink mass of rows, from the smallest model to the largest{note}: "
