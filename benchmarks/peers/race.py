@@ -77,8 +77,11 @@ class Worker:
         return reply
 
     def stop(self) -> None:
-        self.process.stdin.close()
+        """Some tools take minutes to leave by themselves; nothing is left to write."""
+        self.process.kill()
         self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
 
 
 def _path() -> str:
@@ -162,7 +165,7 @@ def race(
             continue
         answers[name] = np.load(file)
         cell["added"].setdefault(name, reply["added"])
-    cell["gap"] = gaps(answers)
+    cell["gap"] |= gaps(answers)
     able = [name for name in able if name not in cell["failed"]]
     while len(cell["rounds"]) < rounds:
         order = able if len(cell["rounds"]) % 2 else able[::-1]
