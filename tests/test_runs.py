@@ -19,6 +19,7 @@ import torch
 from perpend.errors import InputError, PerpendError
 from perpend.runs import AlreadyFinished, Run, differences, plain
 from perpend.runs.files import safe_name, step_file, write_atomically
+from perpend.runs.run import telling
 from perpend.runs.values import pack, unpack
 
 REQUEST = {
@@ -85,6 +86,32 @@ def test_the_default_folder_is_numbered(tmp_path: Path, monkeypatch: pytest.Monk
         with Run.start(None, command="mine", request={"model": {"name": "hub/../Smol LM"}}) as run:
             assert run.folder == Path(f"runs/mine-Smol-LM-{number}")
             finish(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "alone", "of_many"),
+    [
+        ("runs/tr/models/residual-0/final", "residual-0", "residual-0"),
+        ("runs/tr/snapshots/residual-0/step-0000000", "residual-0-step-0000000", "residual-0"),
+        ("mine/checkpoint-100", "mine-checkpoint-100", "mine"),
+        ("hub/models--a--b/snapshots/" + 40 * "a", "models--a--b", "models--a--b"),
+        ("EleutherAI/pythia-70m", "pythia-70m", "pythia-70m"),
+        ("model-Q4_K_M.gguf", "model-Q4_K_M.gguf", "model-Q4_K_M.gguf"),
+        ("final", "final", "final"),
+    ],
+)
+def test_a_run_is_named_by_what_tells_its_model(name: str, alone: str, of_many: str) -> None:
+    assert telling(name) == alone
+    assert telling(name, with_step=False) == of_many
+
+
+def test_a_folder_of_runs_names_the_runs_inside(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        with Run.start(tmp_path / "runs" / name, command="mine", request=REQUEST) as run:
+            finish(run)
+    with pytest.raises(PerpendError, match=r"holds 2 runs: .*a, .*b; name one") as caught:
+        Run.open(tmp_path / "runs")
+    assert str(tmp_path / "runs" / "a") in str(caught.value)
 
 
 def test_resume_without_a_folder_takes_the_newest_unfinished_run(

@@ -21,6 +21,7 @@ _HOME = {
     "load": "perpend.models.load",
     "verify": "perpend.models.verify",
     "edit": "perpend.models.edit",
+    "Edit": "perpend.models.edit",
     "ablate": "perpend.models.ablate",
     "survey_attention": "perpend.surveys.attention",
     "survey_saved": "perpend.surveys.saved",

@@ -16,11 +16,12 @@ Importing this module imports click and nothing heavy.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
+
+from perpend.errors import near_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,7 +45,7 @@ class Near(click.Choice):  # type: ignore[type-arg]
             return super().convert(value, param, ctx)
         except click.BadParameter:
             known = [str(choice) for choice in self.choices]
-            near = difflib.get_close_matches(str(value), known, n=3, cutoff=0.4)
+            near = near_names(str(value), known, cutoff=0.4)
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
             self.fail(f"unknown {value!r}{hint} known: {', '.join(known)}", param, ctx)
 

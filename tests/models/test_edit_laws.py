@@ -351,12 +351,14 @@ def test_a_file_that_is_not_there_says_so(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"site": "value.full", "layers": [3]}, "layer 3 is out of range"),
-        ({"site": "residual.mlp", "layers": [-1]}, "layer -1 is out of range"),
-        ({"site": "value.full", "heads": [4]}, "heads 0 to 3"),
+        ({"site": "value.full", "parallel": 0.0, "layers": [3]}, "layer 3 is out of range"),
+        ({"site": "residual.mlp", "parallel": 0.0, "layers": [-1]}, "layer -1 is out of range"),
+        ({"site": "value.full", "parallel": 0.0, "heads": [4]}, "heads 0 to 3"),
+        ({"site": "value.full"}, "without a scale changes nothing; give parallel=0.0"),
+        ({"site": "value.ful"}, "did you mean 'value.full'"),
         ({"site": "value.full", "parallel": [0.0, 1.0]}, "2 layers and the model 3"),
         ({"site": "value.full", "parallel": [[0.0]] * 3}, "1 heads and the layer 4"),
-        ({"site": "value.full", "tokens": torch.ones(1, 4)}, "boolean mask"),
+        ({"site": "value.full", "parallel": 0.0, "tokens": torch.ones(1, 4)}, "boolean mask"),
     ],
 )
 def test_an_edit_that_does_not_fit_the_model_is_refused(options: dict, message: str) -> None:

@@ -43,6 +43,17 @@ def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+def test_a_wrong_name_is_told_the_near_ones_and_what_lies_here(tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(InputError, match="did you mean 'smollm2-135m' or 'smollm2-135m-instruct'"):
+        perpend.load("smollm2")
+    monkeypatch.chdir(tmp_path)
+    saved("llama", tmp_path / "tinyllama")
+    with pytest.raises(InputError, match=r"There is a model here in \./tinyllama\."):
+        perpend.load("tinylama")
+    with pytest.raises(InputError, match=r"no folder matches runs/ckpt-\*"):
+        perpend.load("runs/ckpt-*")
+
+
 # ---- folders --------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @verb(
-    "perpend compare smollm2 model-Q4_K_M.gguf",
+    "perpend compare smollm2-135m-instruct model-Q4_K_M.gguf",
     "perpend compare base/ smaller/ --text book.txt --surgery 4",
 )
 @click.argument("base")

@@ -62,7 +62,7 @@ class Calibrated:
             return self.replays[batch].run(self.layer, self.hidden[batch])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compression:
     """What was done to a model. bytes, dense_bytes: of the compressed matrices alone, dense at 16 bits."""
 
@@ -73,6 +73,15 @@ class Compression:
     bytes: float
     dense_bytes: float
     calibration: dict[str, Any] | None
+
+    def __repr__(self) -> str:
+        masked = "" if self.zeros is None else f", {self.zeros:.1%} of their weights masked"
+        warned = f", {len(self.warnings)} warnings" if self.warnings else ""
+        return (
+            f"Compression({self.regime.name}: {len(self.facts)} matrices, {self.bytes:,.0f} bytes of "
+            f"{self.dense_bytes:,.0f} at 16 bits{masked}, {len(self.left)} left as they were{warned}; "
+            "facts, left, warnings, results)"
+        )
 
     @property
     def zeros(self) -> float | None:

@@ -103,7 +103,7 @@ class _Tally:
         return out
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DirectionalError(Rich):
     """The error of `other` against `base`. table: columns mode, along, layer, part and, per metric, its mean
     (the metric's own name), median and quantiles (name_median, name_q05 ...), all relative to ‖Delta_base‖:

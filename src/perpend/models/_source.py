@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
 
-from perpend.errors import InputError, unknown_name
+from perpend.errors import InputError, near_names, unknown_name
 from perpend.models._wheel import materialise
 from perpend.models.catalog import CATALOG, DEFAULT, Entry, find
 
@@ -85,12 +85,30 @@ def resolve(
             place = str(materialise(entry.wheel, entry.name, convert)) if convert is not None else ""
             return Source(label, "folder", place, entry=entry)
         return Source(label, "hub", entry.hub, revision=revision, entry=entry)
+    if any(sign in name for sign in "*?["):
+        raise InputError(f"no folder matches {name}: it reached perpend as it is, so the shell found nothing")
     if _HUB_NAME.fullmatch(name) and name[0] not in "./":
         return Source(label, "hub", name, revision=revision, entry=find(name))
     if "/" in name or "\\" in name or name.startswith("~"):
         raise InputError(f"there is no folder {path}; give a folder with config.json and *.safetensors")
     error = unknown_name("model", name, CATALOG)
-    raise InputError(f"{error}. A hub model is written owner/name, a local one as its folder or .gguf file")
+    here = near_names(name, _models_here(), cutoff=0.6)
+    beside = f". There is a model here in {' and '.join(f'./{one}' for one in here)}" if here else ""
+    raise InputError(
+        f"{error}{beside}. A hub model is written owner/name, a local one as its folder or .gguf file"
+    )
+
+
+def _models_here() -> list[str]:
+    """The folders and files of the working folder that are models by their look."""
+    try:
+        return [
+            path.name
+            for path in sorted(Path().iterdir())
+            if path.suffix == ".gguf" or (path / "config.json").is_file()
+        ]
+    except OSError:  # a hint is not worth an error
+        return []
 
 
 def _no_revision(name: str, revision: str | None) -> None:

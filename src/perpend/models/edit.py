@@ -70,8 +70,8 @@ __all__ = [
 def edit(
     model: nn.Module,
     site: str | Edit | Mapping[str, Any],
-    parallel: Scale = 1.0,
-    perpendicular: Scale = 1.0,
+    parallel: Scale | None = None,
+    perpendicular: Scale | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     reference: str = "head",
@@ -81,20 +81,26 @@ def edit(
 ) -> Iterator[Edit]:
     """Run `model` with one component of one site scaled; leaving the block restores it, by exception too.
 
-    `site` is a name of `SITES`, an `Edit`, or a mapping with its fields. `tokens` (batch, positions),
+    `site` is a name of `SITES`, an `Edit`, or a mapping with its fields. With a name goes at least one of
+    `parallel` and `perpendicular`; the other is 1, which leaves its part alone. `tokens` (batch, positions),
     boolean, restricts the edit to the positions marked True; positions past its end (decoded later) are
     left alone. `compile`: the edit's arithmetic through torch.compile where a call has more than one token
     (decoding runs as it is, compiled it is slower); where there is no compiler that is said once.
-    Yields the `Edit`. Raises InputError for an unknown site, a layer or head out of range, and a model whose
-    attention cannot be edited there.
+    Yields the `Edit`. Raises InputError for an unknown site, a name without a scale, a layer or head out of
+    range, and a model whose attention cannot be edited there.
     """
     if isinstance(site, Edit):
         change = site
     elif isinstance(site, str):
+        if parallel is None and perpendicular is None and site in SITES:
+            raise InputError(
+                f"an edit of {site} without a scale changes nothing; give parallel=0.0, perpendicular=0.0 or "
+                "another number"
+            )
         change = Edit(
             site,
-            parallel,
-            perpendicular,
+            1.0 if parallel is None else parallel,
+            1.0 if perpendicular is None else perpendicular,
             None if layers is None else tuple(layers),
             None if heads is None else tuple(heads),
             reference,

@@ -1,6 +1,6 @@
 """Results in a notebook: what was found, in words, and the tables, as HTML that carries its own style.
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Survey(Rich):
     results: dict; tables: dict[str, DataFrame]
 """
@@ -26,7 +26,23 @@ _STYLE = (
 
 
 class Rich:
-    """Gives a result object a notebook form from whichever of `findings`, `results`, `tables` it has."""
+    """Gives a result object its forms for reading from whichever of `findings`, `results`, `tables` it has.
+
+    In a notebook HTML, printed a few lines. A dataclass keeps them with `@dataclass(repr=False)`.
+    """
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{name}: {', '.join(map(str, getattr(self, name)))}"
+            for name in ("results", "tables", "arrays")
+            if getattr(self, name, None)
+        ]
+        return "\n".join(
+            [
+                f"{type(self).__name__} ({'; '.join(parts)})",
+                *(f"  · {line}" for line in getattr(self, "findings", ())),
+            ]
+        )
 
     def _repr_html_(self) -> str:
         return html_of(

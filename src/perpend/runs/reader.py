@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _AGAIN = "run the command again into another --out"
+SHOWN = 20  # runs that a folder of runs is said to hold
 DOCUMENT, ARRAYS, REPORT = "run.json", "arrays.safetensors", "report.html"
 
 
@@ -135,4 +136,9 @@ def _why_not(folder: Path) -> str:
         return f"no run folder at {folder}"
     if (folder / "partial.json").exists():
         return f"{folder} holds a run that is not finished: repeat its command with --resume"
+    inside = sorted(path.parent for path in folder.glob(f"*/{DOCUMENT}"))
+    if inside:
+        some = ", ".join(map(str, inside[:SHOWN])) + (", ..." if len(inside) > SHOWN else "")
+        plural = "s" if len(inside) > 1 else ""
+        return f"{folder} is no run folder but holds {len(inside)} run{plural}: {some}; name one, or several"
     return f"{folder} is no run folder: it has no {DOCUMENT}"

@@ -49,6 +49,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
+_GENERIC = re.compile(
+    r"final|last|latest|best|models?|checkpoints?|snapshots?|weights|hf|(?:global_?|checkpoint-?|step[-_]?)+\d+"
+    r"|[0-9a-f]{40}",
+    re.IGNORECASE,
+)
 PARTIAL, STEPS, BASE = "partial.json", "steps", "runs"
 
 
@@ -374,8 +379,27 @@ def _request_of(folder: Path) -> Any:
     return None
 
 
+def telling(name: str, with_step: bool = True) -> str:
+    """The last part of a model's name or path that tells it from others.
+
+    What every training calls its checkpoints (final, step-5000, checkpoint-100, snapshots, a hash of the
+    hub's cache) tells nothing: runs/tr/models/residual-0/final is residual-0. A step stays behind the name,
+    unless the run is of many steps.
+    """
+    parts = [part for part in Path(name).parts if part not in (".", "..", "/")] or [name]
+    kept = [part for part in parts if not _GENERIC.fullmatch(part)]
+    if _GENERIC.fullmatch(parts[-1]) is None or not kept:
+        return parts[-1]
+    numbered = len(parts[-1]) < 40 and any(sign.isdigit() for sign in parts[-1])
+    return f"{kept[-1]}-{parts[-1]}" if numbered and with_step else kept[-1]
+
+
 def _stem(command: str, asked: dict[str, Any]) -> str:
     model = asked.get("model")
     name = model.get("name") if isinstance(model, dict) else model
-    short = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(str(name)).name).strip("-.") if name else ""
+    short = (
+        re.sub(r"[^A-Za-z0-9_.-]+", "-", telling(str(name), "checkpoints" not in asked)).strip("-.")
+        if name
+        else ""
+    )
     return f"{command}-{short[:60]}" if short else command

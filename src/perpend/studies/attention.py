@@ -39,7 +39,7 @@ SPLITS = 8
 BLOCK_BYTES = 64 << 20  # sums of one kind, for audits: 64 blocks of 600 heads on 64 keys are 19 MB
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AttentionStudy(Rich):
     """Plain results: `results` as in run.json, `tables` by name, `arrays` by name, `findings` in words."""
 

@@ -161,7 +161,7 @@ def sentence(parts: Mapping[str, float]) -> str:
     return f"entropy fell by {-total:.3f} nats: {'sink' if sink < content else 'content'} {by}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckpointStudy(Rich):
     """Plain results: `results` as in run.json, `tables` by name, `findings` in words."""
 

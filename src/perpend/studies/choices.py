@@ -65,7 +65,7 @@ class Setting:
         return ", ".join(f"{name} {getattr(self, name)}" for name in CHOICES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Choices(Rich):
     """What each choice does to a statistic: `results`, `tables` (`shares`, `cells`, `levels`), `findings`.
 

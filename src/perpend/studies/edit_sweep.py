@@ -317,7 +317,7 @@ def _edge(x: np.ndarray, y: np.ndarray, tolerance: float) -> tuple[float, bool]:
     return float(x[i - 1] + share * (x[i] - x[i - 1])), False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EditStudy(Rich):
     """A sweep's `results` as in run.json, `tables` (cells, positions, basins), `arrays`, `findings`."""
 

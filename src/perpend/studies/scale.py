@@ -157,7 +157,7 @@ def _of_signatures(
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScaleStudy(Rich):
     """Plain results: `results` as in run.json, `tables` by name, `findings` in words."""
 

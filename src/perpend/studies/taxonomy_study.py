@@ -81,7 +81,7 @@ def protocol_named(name: str) -> Protocol:
     return PROTOCOLS[name]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TaxonomyStudy(Rich):
     """Plain results: `results` as in run.json, `tables` and `arrays` by name, `findings` in words."""
 
