@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -359,6 +360,27 @@ def test_a_study_has_the_figures_of_its_run(run: FinishedRun) -> None:
         tables, arrays, results = run.tables, run.arrays, run.results
 
     assert [f.title for f in figures_of(Study(), "fake")] == [f.title for f in figures_of(run)]
+
+
+def test_a_survey_is_told_which_study_has_its_figures() -> None:
+    class AttentionSurvey:
+        tables, arrays, results = {}, {}, {}
+
+    with pytest.raises(InputError, match=r"attention_study\(\{0: survey\}\)"):
+        figures_of(AttentionSurvey(), "attention")
+    with pytest.raises(InputError, match="name the command"):
+        figures_of(AttentionSurvey())
+
+
+def test_a_printed_study_is_short() -> None:
+    @dataclass(frozen=True, repr=False)
+    class Study(Rich):
+        results: dict
+        tables: dict
+        findings: list
+
+    text = str(Study({"sink": {"row_mass": 0.5}}, {"layers": pd.DataFrame({"a": range(999)})}, ["Half."]))
+    assert text == "Study (results: sink; tables: layers)\n  · Half."
 
 
 def test_results_show_findings_numbers_and_tables_in_a_notebook() -> None:

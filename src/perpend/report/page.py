@@ -87,14 +87,36 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
+STUDIES = {  # what makes of a survey the study that has figures
+    "AttentionSurvey": "make the study first: perpend.studies.attention.attention_study({0: survey})",
+    "UpdateSurvey": "make the study first: perpend.studies.updates.updates_study("
+    "survey, None, ranking), the ranking from perpend.studies.layer_drop",
+}
+
+
 def figures_of(run: Any, command: str | None = None) -> list[Figure]:
     """The figures that a command makes of its run; a command that perpend does not know has none.
 
     `run` may also be the result of a study, which has the run's tables, arrays and results; name the command.
+    Raises InputError where it is no result of that command, a survey for one.
     """
+    if command is None and not hasattr(run, "command"):
+        raise InputError(f'name the command: figures_of({type(run).__name__.lower()}, "attention")')
     module = module_of(command or run.command)
     make = getattr(module, "figures", None)
-    return list(make(run)) if make is not None else []
+    if make is None:
+        return []
+    if hasattr(run, "command"):
+        return list(make(run))
+    try:
+        return list(make(run))
+    except (KeyError, AttributeError) as error:
+        kind = type(run).__name__
+        remedy = STUDIES.get(kind, f"run `perpend {command}` and open its folder, or make the study it makes")
+        raise InputError(
+            f"perpend {command} makes no figures of {'an' if kind[:1] in 'AEIOU' else 'a'} {kind} "
+            f"({error} is missing): {remedy}"
+        ) from error
 
 
 def _joined(title: str, having: Sequence[tuple[str, Figure]]) -> Figure:
