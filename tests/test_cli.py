@@ -267,7 +267,7 @@ def test_resuming_a_finished_run_gives_its_answer(fakes: Path, capsys: pytest.Ca
 def test_an_interrupt_says_how_to_go_on(fakes: Path, number: signal.Signals) -> None:
     process = shell(fakes, "weigh-it", "--do", "slow", "--out", "r")
     assert process.stderr is not None
-    assert process.stderr.readline() == "stone 0\n"
+    assert [process.stderr.readline() for _ in range(2)] == ["weighing: 0 of 3 stones\n", "stone 0\n"]
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -309,13 +309,34 @@ def run_on_a_terminal(folder: Path, *words: str) -> str:
     return seen.decode()
 
 
-def test_progress_is_for_terminals_and_quiet_silences_it(fakes: Path) -> None:
+def test_progress_is_a_bar_on_a_terminal_a_line_in_a_log_and_quiet_silences_it(fakes: Path) -> None:
     loud = run_on_a_terminal(fakes, "weigh-it")
     assert "weighing" in loud
     assert "stones" in loud
     assert "weighing" not in run_on_a_terminal(fakes, "weigh-it", "--quiet")
     _, err = shell(fakes, "weigh-it").communicate()
+    assert err.count("weighing: 0 of 3 stones") == 1
+    _, err = shell(fakes, "weigh-it", "--quiet").communicate()
     assert "weighing" not in err
+
+
+def test_a_log_gets_a_line_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from perpend import progress
+
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "_told", {})
+    for _ in range(2):  # a loop that starts again is told once in that time
+        with progress.progress(total=100, unit="stones", description="weighing") as advance:
+            for _ in range(4):
+                now[0] += 4
+                advance(10)
+    assert capsys.readouterr().err.splitlines() == [
+        "weighing: 0 of 100 stones",
+        "weighing: 40 of 100 stones, 2.5 stones/s, about 24 s left",
+    ]
 
 
 def test_a_shell_can_complete_verbs_and_options(fakes: Path) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from perpend import distributed, output
 from perpend.errors import InputError
-from perpend.progress import note, progress, short
+from perpend.progress import duration, note, progress, short
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 # Options that say where and how a run is told, not what it computes: they may differ on --resume.
 TELLING = {"out", "resume", "json", "quiet", "plan", "device", "max_memory"}
+PROBED = (
+    "the time is that of forward passes alone, from one batch timed on this machine as busy as it is now; "
+    "loading, what is read and computed between the passes, statistics and the report come on top"
+)
 _MODEL = {"model", "revision", "dtype", "trust_remote_code"}
 _TEXT = {"text", "sequences", "length", "bos", "images"}
 
@@ -204,13 +208,14 @@ class Job:
                     + ("images" if images else f"× {tokens.shape[1]} tokens"),
                 ),
                 (unit, f"{cost['tokens']:,}"),
-                ("expected time", duration(cost["seconds"])),
+                ("expected time of the passes", duration(cost["seconds"])),
                 ("throughput", f"{short(cost['tokens_per_second'])} {unit}/s"),
                 ("peak memory", f"{cost['peak_bytes'] / 2**30:.2f} GiB ({cost['memory_of']})"),
             ],
             columns=["cost", self.model_name],
         )
-        output.answer({"plan": cost, "command": self.command, "remarks": list(remarks)}, shown, *remarks)
+        told = [*remarks, PROBED]
+        output.answer({"plan": cost, "command": self.command, "remarks": told}, shown, *told)
         return True
 
     def answer(self, run: Any, *parts: Any) -> None:
@@ -260,18 +265,6 @@ def probe(
         "peak_bytes": sum(map(torch.cuda.max_memory_allocated, gpus)) if on_gpu else _peak_resident(),
         "memory_of": "accelerator" if on_gpu else "process",
     }
-
-
-def duration(seconds: float) -> str:
-    """0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _peak_resident() -> int:

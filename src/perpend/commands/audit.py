@@ -38,8 +38,12 @@ def command(**options: Any) -> None:
     document = source.document
     if options["plan"]:
         heads = int(source.arrays["signatures"].shape[0] * source.arrays["signatures"].shape[1])
-        cost = {"forward_passes": 0, "tokens": 0, "heads": heads}
-        output.answer({"plan": cost, "command": "audit"}, f"no forward pass; {heads} heads, all triples")
+        cost = {"forward_passes": 0, "tokens": 0, "heads": heads, "resamples": options["bootstrap"]}
+        output.answer(
+            {"plan": cost, "command": "audit"},
+            f"no forward pass and no time forecast; {heads} heads, all triples, "
+            f"each rate again in {options['bootstrap']} resamples, which take most of the time",
+        )
         return
     from perpend.studies.audit_intervals import BlockSums
     from perpend.studies.audits import audit_signatures
@@ -59,6 +63,7 @@ def command(**options: Any) -> None:
             source.arrays.get("arithmetic"),
             BlockSums.of(source.arrays),
             options["bootstrap"],
+            progress=job.progress,
         )
         for name, table in study.tables.items():
             run.table(name, table)

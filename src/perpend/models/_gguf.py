@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from perpend.progress import progress
+
 # pre-tokenizers that cut single digits before GPT-2's pattern
 DIGITS_FIRST = ("smollm", "starcoder")
 
@@ -41,17 +43,30 @@ def mend_digits(tokenizer: Any, path: Path) -> None:
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Inside, a GGUF file's header is parsed once, not once each for config, weights, tokenizer and digits.
+    """Inside, a GGUF file's header is parsed once, not once each for config, weights, tokenizer and digits,
+    and transformers' bar over its tensors, which floods a log, gives way to perpend's progress.
 
     The header holds the vocabulary, and gguf parses it in Python: seconds each time.
     """
     import gguf as module
+    import transformers.modeling_gguf_pytorch_utils as utils
 
     gguf: Any = module
+    bar = utils.tqdm
     reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
     gguf.GGUFReader = functools.lru_cache(maxsize=1)(reader)
     gguf.get_tensor_name_map = functools.lru_cache(maxsize=4)(names)
+    utils.tqdm = _tensors
     try:
         yield
     finally:
+        utils.tqdm = bar
         gguf.GGUFReader, gguf.get_tensor_name_map = reader, names
+
+
+def _tensors(tensors: Any, **told: Any) -> Iterator[Any]:
+    """The tensors of a file, with progress."""
+    with progress(total=len(tensors), unit="tensors", description="reading GGUF") as advance:
+        for tensor in tensors:
+            yield tensor
+            advance()

@@ -17,6 +17,7 @@ import numpy as np
 from scipy import stats
 
 from perpend.geometry import pairwise
+from perpend.progress import Advance
 from perpend.studies import audit_measures as measures
 from perpend.studies import reversal, taxonomy
 from perpend.studies.resampling import CORRELATION, FRACTION, intervals
@@ -72,10 +73,12 @@ def audit_intervals(
     defined: np.ndarray,
     replicates: int = REPLICATES,
     seed: int = 0,
+    advance: Advance = lambda amount=1: None,
 ) -> dict[str, dict[str, float]]:
     """name → {value, low, high} for the rates of `results` (an audit's), 95 %, basic bootstrap.
 
     Names are paths in `results`: `rivals/hellinger`, `temperature/jensen_shannon/0.5/flips`, ….
+    `advance` is called after each resample.
     """
     values = flat(results)
     sink = list(results["sink"]["columns"])
@@ -92,6 +95,7 @@ def audit_intervals(
 
     def read(pair: tuple[np.ndarray, np.ndarray | None]) -> dict[str, float]:
         found = measure(*pair, sink, chosen, results)
+        advance(1)
         return {name: found[name] for name in wanted & set(found)}
 
     return intervals(

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perpend.errors import InputError, PerpendError
+from perpend.progress import Advance, Progress, silent
 from perpend.report.notebook import Rich
 from perpend.studies import taxonomy
 from perpend.studies.audit_intervals import REPLICATES, BlockSums, audit_intervals
@@ -69,8 +70,10 @@ __all__ = [
     "worst",
 ]
 
+PARTS = ("distances", "temperature", "aggregation", "sink set", "taxonomy", "witness")  # told as progress
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Audit(Rich):
     """Plain results: `results` as in run.json, `tables` and `arrays` by name, `findings` in words."""
 
@@ -87,6 +90,7 @@ def audit_signatures(
     arithmetic: np.ndarray | None = None,
     blocks: BlockSums | None = None,
     replicates: int = REPLICATES,
+    progress: Progress = silent,
 ) -> Audit:
     """All audits of signatures (layers, heads, keys), log-probabilities; `arithmetic` are probabilities.
 
@@ -94,6 +98,20 @@ def audit_signatures(
     without a signature (NaN) are left out. Raises InputError with fewer than four heads that have one,
     and for a sink outside the keys.
     """
+    resamples = replicates + 1 if replicates and blocks is not None and len(blocks.rows) > 1 else 0
+    with progress(total=len(PARTS) + resamples, unit="parts", description="audit") as advance:
+        return _audited(log_signatures, sink, arithmetic, blocks, replicates, advance)
+
+
+def _audited(
+    log_signatures: np.ndarray,
+    sink: Sequence[int],
+    arithmetic: np.ndarray | None,
+    blocks: BlockSums | None,
+    replicates: int,
+    advance: Advance,
+) -> Audit:
+    """The audits; `advance` after each of PARTS and each resample."""
     import pandas as pd
 
     defined = np.isfinite(log_signatures).all(-1)
@@ -105,6 +123,7 @@ def audit_signatures(
     if not sink or not 0 <= sink[0] <= sink[-1] < keys:
         raise InputError(f"the sink {sink} is not among keys 0 to {keys - 1}")
     pairs = matrices(rows, sink)
+    advance(1)
     if not np.array_equal(*pairs["content"]):
         raise PerpendError("d_A⊥ differs between keep and drop, which it cannot: please report this")
     results: dict[str, Any] = {
@@ -115,6 +134,7 @@ def audit_signatures(
         "content": content_channel(pairs["jensen_shannon"][1], pairs["content"][1]),
         "temperature": temperature(rows, sink),
     }
+    advance(1)
     results["temperature_worst"] = worst(results["temperature"])
     results["aggregation"] = {"aitchison": {m: flips(*pairs[m]) for m in CLASSICAL}, "arithmetic": None}
     if arithmetic is None or not (arithmetic[defined] > 0).all():
@@ -124,16 +144,20 @@ def audit_signatures(
     else:
         native = matrices(np.log(arithmetic[defined]), sink, CLASSICAL)
         results["aggregation"]["arithmetic"] = {m: flips(*native[m]) for m in CLASSICAL}
+    advance(1)
     four = list(range(4))
     if set(sink) < set(four) and keys > 6:
         results["sink_set"] = sink_set(rows, sink, four)
     else:
         results["sink_set"] = None
         undefined["sink_set"] = f"the sink {sink} of {keys} keys is not a part of the first four"
+    advance(1)
     clusters = taxonomy.stability({metric: pairs[metric] for metric in taxonomy.METRICS})
     average = clusters[clusters["linkage"] == "average"].groupby("metric", sort=False)["ari"].mean()
     results["taxonomy"] = {"between_conventions": {m: float(v) for m, v in average.items()}}
+    advance(1)
     found = witness(pairs)
+    advance(1)
     results["witness"] = {"share": found.share, "margin": found.margin, "triple": None}
     if found.triple is None:
         undefined["witness"] = "no triple of heads reverses cosine, Jensen-Shannon and Euclidean at once"
@@ -147,7 +171,7 @@ def audit_signatures(
             else "no sums per block of sequences: a survey that keeps them gives intervals"
         )
     elif replicates:
-        results["intervals"] = audit_intervals(results, blocks, defined, replicates)
+        results["intervals"] = audit_intervals(results, blocks, defined, replicates, advance=advance)
     tables = {
         "temperature": pd.DataFrame(results["temperature"]),
         "taxonomy": clusters,
