@@ -213,3 +213,27 @@ def test_names_make_room_for_what_the_curve_takes_of_the_plot() -> None:
     alone = without_overlap(points, "x", "y", "name", None, 0.5)
     assert list(alone["name"]) == ["a", "b", "c"]  # a plot that is all theirs holds them
     assert list(without_overlap(points, "x", "y", "name", None, 0.5, curve)["name"]) == ["a"]
+
+
+def test_a_line_of_one_point_is_a_point() -> None:
+    table = pd.DataFrame({"tokens": [100.0, 100.0], "loss": [3.0, 3.1], "variant": ["a", "b"]})
+    drawn = {"x": "tokens", "series": "variant", "points": False}
+    kinds = [layer["mark"]["type"] for layer in charts.profile(table, "loss", **drawn).to_dict()["layer"]]
+    assert kinds == ["line", "point"]
+    long = pd.concat([table.assign(tokens=float(n)) for n in range(charts.FEW + 1)], ignore_index=True)
+    kinds = [layer["mark"]["type"] for layer in charts.profile(long, "loss", **drawn).to_dict()["layer"]]
+    assert kinds == ["line"]
+
+
+def test_maps_of_one_quantity_share_their_colours() -> None:
+    def cells(top: float, **more: Any) -> Any:
+        table = pd.DataFrame({"layer": [0, 1], "head": [0, 0], "share": [0.1, top]})
+        return charts.heat(table, "share", **more)
+
+    def domain(chart: Any) -> Any:
+        return chart.to_dict()["layer"][1]["encoding"]["color"]["scale"].get("domain")
+
+    given = [cells(0.5), cells(0.9), cells(7.0, label="another"), cells(0.4, middle=0.0)]
+    shared = charts.one_scale(given)
+    assert [domain(chart) for chart in shared] == [[0.1, 0.9], [0.1, 0.9], [0.1, 7.0], [-0.4, 0.4]]
+    assert domain(given[0]) is None, "the chart that was given is changed"

@@ -405,3 +405,10 @@ def test_a_figure_shows_its_chart_in_a_notebook() -> None:
         assert any("vega" in kind for kind in shown)
         assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
         assert shown["text/plain"] == "t"
+
+
+def test_a_comparison_invites_to_no_panel_that_it_does_not_have() -> None:
+    from perpend.report.page import _readings
+
+    told = "One cell a head. Choose a head to see its neighbours."
+    assert _readings([("a", told), ("b", told)]) == "One cell a head."

@@ -68,6 +68,7 @@ def test_one_seed_has_no_interval_and_says_so():
     assert got.results["paired"][0]["low"] is None
     assert "no interval" in got.findings[1]
     assert got.results["final"]["baseline"]["sd"] is None
+    assert got.tables["bands"][["low", "high"]].isna().all(axis=None)
     assert "paired" not in compare({("baseline", 0): log(3.0)}).tables
 
 

@@ -18,6 +18,8 @@ NAMES = {
     "content": "content d_A⊥",
     "aitchison": "full d_A",
 }
+BAND = " The shaded band is the 95 % interval over sequences."
+RULE = " The dark line over the end of a bar is the 95 % interval over sequences."
 POINTS = 3_000  # pairs drawn; all are in the correlation
 QUESTIONS = {"js_keep": "JS, sink kept", "js_drop": "JS, sink dropped", "content": "content d_A⊥"}
 
@@ -76,7 +78,7 @@ def _temperature(table: pd.DataFrame, known: Any) -> Figure:
         },
         table,
         "Content logits times τ, against τ = 1; the prune set is the fifth of heads nearest to another. d_A⊥ "
-        "is multiplied by τ and so orders everything as before.",
+        "is multiplied by τ and so orders everything as before." + (BAND if any(bands.values()) else ""),
     )
 
 
@@ -114,7 +116,7 @@ def _aggregation(found: Any, known: Any) -> Figure:
         ),
         table,
         "Triples of heads whose verdict reverses when the sink is dropped, on two kinds of mean of the same "
-        "rows.",
+        "rows." + (RULE if ends else ""),
     )
 
 
@@ -129,7 +131,8 @@ def _sink_set(found: Any, known: Any) -> Figure:
         charts.bars(table, "flips", by="metric", **ends, label="verdicts that flip", percent=True),
         table,
         f"The sink is dropped as keys {found['small']} or {found['large']}. The content distance cannot grow "
-        f"with the larger set, and did in {found['violations']} of {found['pairs']} pairs.",
+        f"with the larger set, and did in {found['violations']} of {found['pairs']} pairs."
+        + (RULE if ends else ""),
     )
 
 
@@ -175,7 +178,7 @@ def _plane(heads: pd.DataFrame) -> Figure:
     return Figure(
         "Map of heads",
         "Which heads lie near each other, by which question?",
-        maps(shown.assign(cluster=shown["js_keep_cluster"].astype(str)), QUESTIONS, "cluster"),
+        maps(shown.assign(cluster=[f"cluster {k}" for k in shown["js_keep_cluster"]]), QUESTIONS, "cluster"),
         shown,
         "Classical scaling to a plane. All three maps are coloured by the clusters of JS with the sink: "
         "where colours mix, those clusters are not there without it.",
@@ -198,7 +201,8 @@ def _triple(run: Any) -> Figure:
         return pd.concat(parts, ignore_index=True)
 
     kept, alone = tidy(rows, range(rows.shape[1])), tidy(dropped, content)
-    drawn = {"x": "key", "series": "head", "label": "share", "zero": True, "points": False}
+    # in logarithms: on a linear axis every key but the sink lies at zero, and the heads on one another
+    drawn = {"x": "key", "series": "head", "label": "share (logarithmic)", "log_y": True, "points": False}
     said = "; ".join(
         f"{NAMES[metric]} {d['keep']['pq']:.3g} and {d['keep']['pr']:.3g} with, {d['drop']['pq']:.3g} and "
         f"{d['drop']['pr']:.3g} without"
@@ -212,5 +216,6 @@ def _triple(run: Any) -> Figure:
             "Sink dropped": charts.profile(alone, "share", **drawn),
         },
         pd.concat([kept.assign(convention="keep"), alone.assign(convention="drop")], ignore_index=True),
-        f"With the sink r is closer to p, without it q is. Distances to q and r: {said}.",
+        f"With the sink r is closer to p, without it q is. Distances to q and r: {said}. Where lines lie on "
+        "one another, p is the unbroken one beneath; classical distances hear the left end, the sink.",
     )

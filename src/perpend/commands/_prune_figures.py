@@ -89,6 +89,7 @@ def _where(removed: pd.DataFrame, sets: pd.DataFrame) -> Figure:
         )
         for sparsity, group in removed.groupby("sparsity")
     }
+    named = dict(zip(named, charts.one_scale(list(named.values()))))
     return Figure(
         "What each criterion removes",
         "In which layers do the removed heads sit?",

@@ -305,7 +305,8 @@ def plan(options: dict[str, Any], asked: Settings) -> tuple[Any, ...]:
     from perpend.training.recipe import PEAKS, PRESETS, peak_flops
 
     shape = asked.shape(50257 if asked.size in PRESETS else options["vocab"])
-    rows = []
+    rows, every = [], options["eval_every"]
+    evaluations = -(-asked.recipe.steps // every) if every else 1  # one at the end in any case
     for variant in asked.variants:
         if options["gpus"]:
             parts = re.fullmatch(r"(\d+)[x×](.+)", options["gpus"])
@@ -316,7 +317,11 @@ def plan(options: dict[str, Any], asked: Settings) -> tuple[Any, ...]:
         else:
             count, peak = 1, None
         e = estimate(shape, variant, asked.recipe, processes=count, strategy=asked.strategy)
-        seconds = e.flops / (peak * count * options["mfu"]) if peak else measure(shape, variant, asked.recipe)
+        seconds = (
+            e.flops / (peak * count * options["mfu"])
+            if peak
+            else measure(shape, variant, asked.recipe, evaluations * options["eval_sequences"])
+        )
         rows.append(
             {
                 "variant": variant,
@@ -331,8 +336,11 @@ def plan(options: dict[str, Any], asked: Settings) -> tuple[Any, ...]:
             }
         )
     total = sum(row["hours_a_run"] for row in rows) * len(asked.seeds)
+    counted = "steps" if options["gpus"] else "steps and evaluations, on this machine as busy as it is now"
     told = (
-        f"{len(rows) * len(asked.seeds)} run(s), {duration(total * 3600)} in all; memory is of each process"
+        f"{len(rows) * len(asked.seeds)} run(s), {duration(total * 3600)} in all; memory is of each process. "
+        f"Counted: {counted}; "
+        "tokenizing, snapshots, saving, --tasks and the report come on top"
     )
     where = (
         f"{options['gpus']} at {options['mfu']:.0%} of their bf16 peak" if options["gpus"] else "this machine"
@@ -362,21 +370,30 @@ def figures(run: Any) -> list[Figure]:
     from perpend.report import Figure, charts
 
     bands = run.tables["bands"]
-    style = {
+    several = bool((bands["high"] > bands["low"]).any())  # one seed has no range
+    style: dict[str, Any] = {
         "series": "variant",
-        "low": "low",
-        "high": "high",
         "label": "validation loss, nats",
         "points": False,
+        **({"low": "low", "high": "high"} if several else {}),
     }
+    told = (
+        "Lines are means over seeds, bands their range. Variants whose bands overlap may still differ within "
+        "every seed: see the paired differences."
+        if several
+        else "One seed, so there is no band: what another seed would give is not known."
+    )
+    if len(bands) == bands["variant"].nunique():
+        told += (
+            " Each variant was evaluated once and is a point: --eval-every with fewer steps draws a curve."
+        )
     made = [
         Figure(
             "Loss at equal tokens",
             "Which variant is lower after the same number of tokens?",
             charts.profile(bands, "valid_loss", x="tokens", **style),
             bands,
-            "Lines are means over seeds, bands their range. Variants whose bands overlap may still differ "
-            "within every seed: see the paired differences.",
+            told,
         ),
         Figure(
             "Loss at equal time",
@@ -388,7 +405,7 @@ def figures(run: Any) -> list[Figure]:
                 ),
             },
             bands,
-            "The same curves over the mean time that training took, evaluations and checkpoints left out. "
+            "The same losses over the mean time that training took, evaluations and checkpoints left out. "
             "On a machine that others use, wall clock is disturbed; processor time less.",
         ),
     ]

@@ -37,10 +37,11 @@ from perpend.report.encodings import (
 from perpend.report.trees import dendrogram, tree
 
 __all__ = [
-    "CHOSEN", "PICKED", "bars", "chosen", "chosen_profile", "dendrogram", "heat", "profile", "scatter",
-    "surface", "themed", "tree",
+    "CHOSEN", "PICKED", "bars", "chosen", "chosen_profile", "dendrogram", "heat", "one_scale", "profile",
+    "scatter", "surface", "themed", "tree",
 ]  # fmt: skip
 
+FEW = 12  # places on a line up to which each is marked, asked for or not
 PICKED, CHOSEN = "picked", "chosen"  # data sets that the page fills: the marked cell, the chosen row's arrays
 
 
@@ -143,6 +144,9 @@ def profile(
             layers.append(some.mark_line(clip=True, strokeDash=dash).encode(y=up))
     if points:
         layers.append(base.mark_point(size=36, opacity=1).encode(y=up, tooltip=tips, **told.shape))
+    elif (table.groupby(series).size().max() if series else len(table)) <= FEW:
+        # a line of one point has no length, and would not be there at all
+        layers.append(base.mark_point(size=36, opacity=1).encode(y=up, tooltip=tips))
     if marks and table[marks].any():
         rings = base.transform_filter(alt.FieldEqualPredicate(field=field(marks), equal=True))
         layers.append(rings.mark_point(size=190, filled=False, strokeWidth=1.8).encode(y=up, tooltip=tips))
@@ -310,6 +314,29 @@ def themed(chart: Any) -> Any:
     if getattr(chart, "width", None) == "container":
         chart = chart.properties(width=640)
     return chart.configure(**{**theme.config(), "background": theme.LIGHT["paper"]})
+
+
+def one_scale(maps: Sequence[Any]) -> list[Any]:
+    """The same charts, with one scale of colours for the maps of one quantity among them: the widest."""
+    found = [chart.copy(deep=["layer"]) if isinstance(chart, alt.LayerChart) else chart for chart in maps]
+    alike: dict[tuple[str, Any], list[tuple[alt.Color, list[float]]]] = {}
+    for chart in found:
+        for layer in chart.layer if isinstance(chart, alt.LayerChart) else ():
+            colour = getattr(layer.encoding, "color", alt.Undefined)
+            given = colour.to_dict() if isinstance(colour, alt.Color) else {}
+            if given.get("type") != "quantitative" or not isinstance(layer.data, pd.DataFrame):
+                continue
+            values = layer.data[given["field"]] if given["field"] in layer.data else pd.Series(dtype=float)
+            ends = given["scale"].get("domain") or [values.min(), values.max()]
+            if ends[0] == ends[0]:  # a map without a value has no ends
+                key = (str(given.get("title")), str(given["scale"]["range"]))
+                alike.setdefault(key, []).append((colour, [float(end) for end in ends]))
+    for same in alike.values():
+        low, high = min(ends[0] for _, ends in same), max(ends[1] for _, ends in same)
+        for colour, _ in same:
+            colour.scale = colour.scale.copy()
+            colour.scale.domain = [low, high]
+    return found
 
 
 def _map(

@@ -129,18 +129,23 @@ def _joined(title: str, having: Sequence[tuple[str, Figure]]) -> Figure:
     if first.overlay is not None and len(having) > 1:
         chart: Any = first.overlay(table)
     else:
+        from perpend.report.charts import one_scale
+
         chart = {
             f"{name} – {subtitle}" if subtitle else name: one
             for name, figure in having
             for subtitle, one in figure.charts.items()
         }
+        chart = dict(zip(chart, one_scale(list(chart.values()))))
     reading = _readings([(name, figure.how_to_read) for name, figure in having])
     return Figure(title, first.question, chart, table, reading)
 
 
 def _readings(told: Sequence[tuple[str, str]]) -> str:
     """How to read a figure of several runs: once what all say, then by name what tells of one alone."""
-    sentences = [(name, re.split(r"(?<=[.!?]) ", text)) for name, text in told]
+    # a comparison opens no panel, so that the sentence that invites to choose a mark is left out
+    parts = [(name, re.split(r"(?<=[.!?]) ", text)) for name, text in told]
+    sentences = [(name, [one for one in own if not one.startswith("Choose ")]) for name, own in parts]
     shared = [one for one in sentences[0][1] if all(one in other for _, other in sentences)]
     own = [(name, " ".join(one for one in other if one not in shared)) for name, other in sentences]
     return " ".join([*shared, *(f"{name}: {text}" for name, text in own if text)])

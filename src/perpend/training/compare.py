@@ -152,7 +152,7 @@ def _pair(log: pd.DataFrame, base: pd.DataFrame, column: str) -> dict[str, float
 
 def _bands(curves: pd.DataFrame) -> pd.DataFrame:
     """Mean and range over seeds of every variant's curve, at each evaluation; seconds are the mean over
-    seeds."""
+    seeds. One seed has no range: its ends are missing."""
     grouped = curves.groupby(["variant", "step", "tokens"], sort=False)
     bands = grouped.agg(
         valid_loss=("valid_loss", "mean"),
@@ -160,7 +160,9 @@ def _bands(curves: pd.DataFrame) -> pd.DataFrame:
         high=("valid_loss", "max"),
         seconds=("seconds", "mean"),
         cpu_seconds=("cpu_seconds", "mean"),
+        seeds=("seed", "nunique"),
     )
+    bands.loc[bands.pop("seeds") < 2, ["low", "high"]] = math.nan
     return bands.reset_index()
 
 

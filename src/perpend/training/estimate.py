@@ -11,6 +11,7 @@ and their cast. Not counted: fragmentation, exchange buffers and the CUDA contex
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -87,19 +88,31 @@ def estimate(
     return Estimate(parameters, states, activations, logits, tokens, flops_per_token(shape) * tokens)
 
 
-def measure(shape: Shape, variant: str, recipe: Recipe) -> float:
-    """Seconds of the whole run here, from two micro-batches of random tokens: the second one's time."""
+def measure(shape: Shape, variant: str, recipe: Recipe, evaluated: int = 0) -> float:
+    """Seconds of the whole run here, from two steps of one micro-batch of random tokens: the second one's
+    time, with the optimizer's step once a step and `evaluated` sequences read forward in all evaluations.
+    """
     micro, passes = recipe.accumulation(1)
     here = device()
     model = apply_variant(build(shape), variant).to(here)
+    optimizer = torch.optim.AdamW(model.parameters())
     low = torch.autocast(here.type, torch.bfloat16) if recipe.dtype == "bfloat16" else nullcontext()
     tokens = torch.randint(shape.vocab, (micro, recipe.context + 1), device=here)
-    for _ in range(2):
-        began = time.perf_counter()
-        with low:
-            logits = model(tokens[:, :-1])
-        F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+
+    def now() -> float:
         if here.type == "cuda":
             torch.cuda.synchronize(here)
-        seconds = time.perf_counter() - began
-    return seconds * passes * recipe.steps
+        return time.perf_counter()
+
+    for _ in range(2):
+        began = now()
+        with low:
+            logits = model(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        read = now()
+        loss.backward()
+        back = now()
+        optimizer.step()
+        stepped = now()
+    forward = read - began
+    return recipe.steps * (passes * (back - began) + stepped - back) + forward * math.ceil(evaluated / micro)
