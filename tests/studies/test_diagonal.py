@@ -123,3 +123,13 @@ def test_spreads() -> None:
     assert (record["min"], record["max"]) == (-1.0, 2.0)
     assert record["median"] == pytest.approx(0.5, abs=0.01)
     assert spread.outside.tolist() == [100.0, 100.0]
+
+
+def test_quantiles_lie_between_the_ends_and_tell_a_small_spread() -> None:
+    values = torch.linspace(-0.0042, 0.0040, 1001, dtype=torch.float64)
+    spread = Spread()
+    spread.add(values)
+    record = spread.record()
+    for name, share in (("q05", 0.05), ("median", 0.5), ("q95", 0.95)):
+        assert record[name] == pytest.approx(values.quantile(share).item(), abs=1e-4)
+    assert record["min"] < record["q05"] < record["median"] < record["q95"] < record["max"]

@@ -49,7 +49,7 @@ FORMS = VALUE_FORMS + RESIDUAL_FORMS
 AUDITED = (*VALUE_FORMS, "residual.attn")
 MEASURES = ("norm_change", "energy_change", "energy_removed", "cosine")
 BLOCK = 32  # sequences: the unit that is stored and shared out
-EDGE, BINS = 4.0, 1600  # quantiles come from bins of 0.005 between −4 and 4; ends are exact
+EDGE, BINS = 4.0, 1600  # quantiles are interpolated in bins of 0.005 between −4 and 4; ends are exact
 ROOM = 1 << 24  # numbers of w_h held at a time
 
 
@@ -82,9 +82,15 @@ class Spread:
         return total
 
     def quantile(self, share: float) -> float:
-        at = int((self.bins.cumsum(0) < share * self.sums[0]).sum())
-        middle = -EDGE + (min(at, BINS - 1) + 0.5) * 2 * EDGE / BINS
-        return min(max(middle, float(self.ends[0])), float(self.ends[1]))
+        """Interpolated inside its bin, as far as the bin reaches between the exact ends."""
+        wanted, until = float(share * self.sums[0]), self.bins.cumsum(0)
+        at = min(int((until < wanted).sum()), BINS - 1)
+        held = float(self.bins[at])
+        within = (wanted - float(until[at]) + held) / held if held else 0.5
+        edge, width = -EDGE + at * 2 * EDGE / BINS, 2 * EDGE / BINS
+        low = min(max(edge, float(self.ends[0])), float(self.ends[1]))
+        high = max(min(edge + width, float(self.ends[1])), low)
+        return low + (high - low) * within
 
     def record(self) -> dict[str, float]:
         return {
@@ -311,7 +317,8 @@ def diagonal_study(
         "unrealised": "share of the residual edit's squared norm that no change of the diagonals realises",
         "audit": "after W_O, in units of what attention adds to the stream; means over tokens of ratios",
         "stream": "every layer on the unedited stream",
-        "quantiles": f"bins of {2 * EDGE / BINS:g} between −{EDGE:g} and {EDGE:g}; ends are exact",
+        "quantiles": f"interpolated in bins of {2 * EDGE / BINS:g} between −{EDGE:g} and {EDGE:g}, to within "
+        "one bin; ends are exact",
         "undefined": undefined,
     }
     results = {
@@ -362,8 +369,8 @@ def _said(tables: Mapping[str, Any], parallel: float) -> list[str]:
     lines = []
     for row in whole["diagonal"].to_dict("records"):
         lines.append(
-            f"s∥ = {parallel:g} at {row['form']} as a change of A_tt: {row['min']:+.2f} to "
-            f"{row['max']:+.2f}, median {row['median']:+.3f}; after it {row['after_below_0']:.1%} of the "
+            f"s∥ = {parallel:g} at {row['form']} as a change of A_tt: {row['min']:+.3g} to "
+            f"{row['max']:+.3g}, median {row['median']:+.2g}; after it {row['after_below_0']:.1%} of the "
             f"diagonals lie below 0 and {row['after_above_1']:.1%} above 1."
         )
     if "unrealised" in whole:

@@ -213,13 +213,15 @@ def findings(
     for sparsity in sorted({r["sparsity"] for r in records}):
         at = [r for r in records if r["sparsity"] == sparsity]
         best, worst = (pick(at, key=lambda r: r["perplexity"]) for pick in (min, max))
+        least, most = (_tied(at, one, "perplexity") for one in (best, worst))
+        same = best["perplexity"] == worst["perplexity"]
         lines.append(
-            f"At {sparsity:.0%} sparsity {best['criterion']} costs least (perplexity "
+            f"At {sparsity:.0%} sparsity {least} cost{'s' if ' and ' not in least else ''} "
+            f"{'the same' if same and len(at) > 1 else 'least'} (perplexity "
             f"{best['perplexity']:.2f}, {best['over_base']:.2f} × base, {_change(best)})"
             + (
-                f" and {worst['criterion']} most ({worst['perplexity']:.1f}, "
-                f"{worst['over_base']:.1f} × base)."
-                if len(at) > 1
+                f" and {most} most ({worst['perplexity']:.2f}, {worst['over_base']:.2f} × base)."
+                if not same
                 else "."
             )
         )
@@ -251,13 +253,14 @@ def agreement_findings(
     for sparsity in sorted({r["sparsity"] for r in records}):
         at = [r for r in records if r["sparsity"] == sparsity]
         best, worst = (pick(at, key=lambda r: r[found.measure]) for pick in (max, min))
+        near, far = (_tied(at, one, found.measure) for one in (best, worst))
         lines.append(
-            f"At {sparsity:.0%} sparsity {best['criterion']} stays nearest to the unpruned model ({words} "
-            f"{best[found.measure]:.3f}, 95 % interval {best['low']:.3f} to {best['high']:.3f} over "
-            f"{found.count} {unit})"
+            f"At {sparsity:.0%} sparsity {near} stay{'s' if ' and ' not in near else ''} nearest to the "
+            f"unpruned model ({words} {best[found.measure]:.3f}, 95 % interval {best['low']:.3f} to "
+            f"{best['high']:.3f} over {found.count} {unit})"
             + (
-                f" and {worst['criterion']} leaves it most ({worst[found.measure]:.3f})."
-                if len(at) > 1
+                f" and {far} leave{'s' if ' and ' not in far else ''} it most ({worst[found.measure]:.3f})."
+                if best[found.measure] != worst[found.measure]
                 else "."
             )
         )
@@ -267,6 +270,12 @@ def agreement_findings(
                 f"{found.right.mean():.3f}."
             )
     return lines + _chance(wins) + _cost(found)
+
+
+def _tied(at: Sequence[Mapping[str, Any]], one: Mapping[str, Any], measure: str) -> str:
+    """The criteria whose measure is this one's, in words: several where their sets are the same."""
+    names = [str(r["criterion"]) for r in at if r[measure] == one[measure]]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _rule(scored: Mapping[str, Any]) -> str:

@@ -88,7 +88,7 @@ class UpdatesStudy:
         over = survey.results["over_layers"]
         means = [
             f"{over[part]['all']['ratio']:.3f} for the {NAMES[part]} "
-            f"({over[part]['all']['ratio'] / null:.1f} times)"
+            f"({over[part]['all']['ratio'] / null:.2f} times that of a random direction)"
             for part in survey.parts
             if over[part]["all"]["ratio"] is not None
         ]
