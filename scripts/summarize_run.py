@@ -30,7 +30,8 @@ TELLING, PLACES = ("--resume", "--json", "--quiet"), ("--out", "--save")
 def summary(document: dict[str, Any]) -> dict[str, Any]:
     """The parts of run.json that a reader needs, with names in place of paths."""
     kept = {name: document[name] for name in KEPT if name in document}
-    kept["request"] = _named(kept.get("request", {}))
+    for name in ("request", "results"):
+        kept[name] = _named(kept.get(name, {}))
     if kept.get("invocation"):
         kept["invocation"] = portable(kept["invocation"])
     return kept

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from perpend.compression.method import Regime
 
+FIGURE_6 = ("awq", "wanda", "wanda:4:8", "wanda:2:4")  # the paper's regimes, from best to worst
 MEASURES = ("perpendicular", "parallel", "total", "kappa", "angle")
 """ε⊥, ‖e∥‖, ‖e‖ (all over ‖Δ_base‖), |κ| and the rotation in degrees."""
 
