@@ -73,6 +73,22 @@ def test_every_page_is_named() -> None:
     assert pages - named == set()
 
 
+def test_the_guide_to_python_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (REPO / "docs" / "python.md").read_text(encoding="utf-8")
+    code = re.findall(r"<!-- runs -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert len(code) == page.count("```python") == 4
+    folder = tiny.save_llama(tmp_path / "model", num_hidden_layers=3, intermediate_size=64)
+    load = perpend.load
+    monkeypatch.setattr(perpend, "load", lambda: load(str(folder)), raising=False)
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(code), "python.md", "exec"), names)
+    assert names["own"].name == "mine"
+    assert "low" in names["study"].results["reversal"]["cosine"], "the example has intervals"
+    assert names["made"].facts
+    for name in re.findall(r"^\| `perpend\.(\w+)", page, re.MULTILINE):
+        assert hasattr(perpend, name), name
+
+
 def test_the_python_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = re.search(r"## From Python\n\n```python\n(.*?)```", README, re.DOTALL)
     assert code is not None

@@ -42,7 +42,9 @@ def command(name: str | None, json: bool) -> None:
             "family": [e.family for e in entries],
             "parameters": [_size(e.parameters) for e in entries],
             "layers": [e.layers for e in entries],
-            "heads": [f"{e.heads}" if e.kv_heads == e.heads else f"{e.heads}/{e.kv_heads}" for e in entries],
+            "heads / kv heads": [
+                f"{e.heads}" if e.kv_heads == e.heads else f"{e.heads}/{e.kv_heads}" for e in entries
+            ],
             "sink": [e.sink for e in entries],
             "here": [states[e.name] for e in entries],
         }
