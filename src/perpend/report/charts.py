@@ -334,8 +334,8 @@ def one_scale(maps: Sequence[Any]) -> list[Any]:
     for same in alike.values():
         low, high = min(ends[0] for _, ends in same), max(ends[1] for _, ends in same)
         for colour, _ in same:
-            colour.scale = colour.scale.copy()
-            colour.scale.domain = [low, high]
+            colour["scale"] = colour["scale"].copy()
+            colour["scale"]["domain"] = [low, high]
     return found
 
 
