@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ def passes(model: Any, options: dict[str, Any], chosen: Sequence[str], cells: in
 
     sites = attention_sites(model)
     half = (len(sites) + 1) / (2 * len(sites))
-    total = 2.0 * cells + 1 if cells else 0.0
+    total = cells + 1.0 if cells else 0.0
     if "audit" in chosen:
         total += 2
     if "gradient" in chosen:
@@ -51,6 +51,19 @@ def passes(model: Any, options: dict[str, Any], chosen: Sequence[str], cells: in
     if "head_sensitivity" in chosen:
         total += half * sum(1 + site.heads for site in sites)
     return total
+
+
+def judged(model: Any) -> Callable[[Tensor], Any]:
+    """The work on one batch of an edited model, for a plan: the pass, and its KL divergence."""
+    from perpend.models.placement import input_device
+
+    def forward(tokens: Tensor) -> None:
+        logits = getattr(model(tokens.to(input_device(model))), "logits", None)
+        if logits is not None:
+            logs = logits.float().log_softmax(-1)
+            (logs.exp() * (logs - logits)).sum(-1)
+
+    return forward
 
 
 def studies(

@@ -82,7 +82,12 @@ class Prune:
         judged = self.inputs.judged
         passes = 1 + len(given) + len(self.criteria) * len(self.sparsities) * max(1, len(read))
         inputs = getattr(judged, "tokens", judged)
-        if job.planned(inputs, passes=passes, remarks=["an upper bound: sets share their layers"]):
+        if job.options["plan"]:
+            passes += self._more_passes(read, inputs)
+        remarks = [
+            "each set counted as a whole pass; layers that sets share are run once, which makes it less"
+        ]
+        if job.planned(inputs, passes=passes, remarks=remarks):
             return
         held = {} if job.images is not None else {"held_out_sha256": self.inputs.texts[1].sha256}
         with job.run(**held) as run:
@@ -216,6 +221,14 @@ class Prune:
             "weighted": weight,
         }
         return records, results, prune_study.findings(records, losses, scored, wins, weight)
+
+    def _more_passes(self, read: dict[int, Any], judged: Any) -> float:
+        """Passes besides those of the sets, in units of all that the sets are judged by: the signatures of
+        each seed, and the weighted family with the four sets that it has to beat, two of which are its own.
+        """
+        surveys = sum(chosen.numel() for chosen in read.values()) / judged.numel()
+        weighted = bool(read) and self.options["weights"] and self.inputs.language
+        return surveys + (len(prune_study.LAMBDAS) + 2 if weighted else 0)
 
     def _weighted(self, survey: Any, sink: list[int]) -> tuple[dict[str, PruneSet], dict[str, PruneSet]]:
         """Sets of the weighted family at one sparsity, keep-one form, and what it has to beat."""

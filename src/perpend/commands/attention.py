@@ -68,7 +68,9 @@ def command(**options: Any) -> None:
     job = Job("attention", options)
     seeds = options["seeds"]
     tokens = {seed: job.tokens(seed) for seed in seeds}
-    if job.planned(tokens[seeds[0]], passes=len(_distinct(job, tokens))):
+    first = tokens[seeds[0]]
+    swept = min(EPSILON_SEQUENCES, len(first)) / len(first)
+    if job.planned(first, passes=len(_distinct(job, tokens)) + swept):
         return
     with job.run() as run:
         surveys: dict[int, Any] = {}
@@ -90,7 +92,6 @@ def command(**options: Any) -> None:
                 )
             )
         study = attention_study(surveys, triples=options["triples"], replicates=options["bootstrap"])
-        first = tokens[seeds[0]]
         results = dict(study.results)
         sweep = epsilon_sweep(
             job.model,

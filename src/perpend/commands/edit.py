@@ -133,7 +133,9 @@ def command(**options: Any) -> None:
         parts.head_site(options)  # refused before anything is loaded
     cells = cells_of(options) if sweeps else []
     tokens = job.tokens(options["seeds"][0])
-    if job.planned(tokens, passes=parts.passes(job.model, options, chosen, len(cells))):
+    if job.options["plan"]:
+        passes = parts.passes(job.model, options, chosen, len(cells))
+        job.planned(tokens, passes=passes, forward=parts.judged(job.model))
         return
     with job.run(cells=[cell.name for cell in cells]) as run:
         studies = parts.studies(job, run, tokens, cells, chosen)

@@ -208,22 +208,30 @@ class Evaluate:
 
         options = task_options(self.options)
         encoder = Encoder(self.job.tokenizer, options["bos"])
-        total, remarks = 0, []
+        total, requests, remarks = 0, 0, []
         for name in self.names:
             if name in generated():
-                total += sum(options["lengths"]) * (options["limit"] or 500)
+                items = options["limit"] or 500
+                total += sum(options["lengths"]) * items
+                requests += len(options["lengths"]) * items
             elif options["data"] and name in local.names():
                 task = local.task(name)
                 for one in read(options["data"], task, limit=options["limit"]).documents:
                     texts = [head + tail for head, tail in task.requests(one)]
                     total += sum(len(encoder(text)) for text in texts)
+                    requests += len(texts)
             else:
                 remarks.append(f"{name} is the harness' and not counted")
-        total += len(self.options["perplexities"]) * self.options["sequences"] * self.options["length"]
-        width = min(512, max(2, total))
-        rows = max(1, round(total * len(self.conditions) / width))
+        windows = len(self.options["perplexities"]) * self.options["sequences"]
+        total, requests = total + windows * self.options["length"], requests + windows
+        width = max(2, round(total / max(1, requests)))  # the mean of what is read at once
+        rows = max(1, requests) * len(self.conditions)
         tokens = torch.zeros(1, width, dtype=torch.long).expand(rows, width)
-        remarks.append("worked examples and generated answers come on top; shared contexts make it less")
+        remarks.append(f"{len(self.conditions)} model(s): unedited, and each --edit")
+        remarks.append(
+            "answers of long-context tasks are written a token a step, slower than reading; worked examples "
+            "come on top, shared contexts make it less"
+        )
         self.job.planned(tokens, remarks=remarks)
 
 

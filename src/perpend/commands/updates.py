@@ -114,8 +114,6 @@ def command(**options: Any) -> None:
     if options["unit"] != "block" and parts_of(job.model) == ("block",):
         raise InputError(f"--unit {options['unit']}: {how_to_add(job.model)}")
     tokens = job.tokens(options["seeds"][0])
-    if job.planned(tokens, passes=1):
-        return
     depth = len(blocks(job.model))
     if max(options["generate_layers"] or (0,)) >= depth:
         raise InputError(f"--generate-layers: the model has layers 0 to {depth - 1}")
@@ -133,6 +131,14 @@ def command(**options: Any) -> None:
             raise InputError("--save needs --drop N: how many parts the smaller model is to do without")
         check_free(options["save_to"])
     held_out = _held_out(job, tokens) if options["evaluate"] else None
+    ordered = len(CRITERIA) + 1 + len(options["seeds"])  # the orders that `orders` makes, at most
+    sets = 1 + ordered * len(counts)  # and the model with nothing dropped
+    share = len(held_out.tokens) / len(tokens) if held_out is not None else 0.0
+    remarks = (
+        [f"and {options['generate']} tokens written one at a time"] if options["generate"] and writes else []
+    )
+    if job.planned(tokens, passes=1 + sets * share, remarks=remarks):
+        return
     with job.run() as run:
         survey = survey_updates(
             job.model, tokens, batch=options["batch"], store=run.step, progress=job.progress
