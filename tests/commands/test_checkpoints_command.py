@@ -127,7 +127,7 @@ def test_resumed_after_the_first_checkpoint_is_the_same(training: Path, tmp_path
 def test_words_that_name_no_training(training: Path, tmp_path: Path, capsys) -> None:
     assert run(words(training, str(training / "all" / "checkpoint-20"))) == 2
     assert "give several folders" in capsys.readouterr().err
-    assert run(words(training, "smollm2")) == 2
+    assert run(words(training, "smollm2-135m-instruct")) == 2
     assert "--revisions" in capsys.readouterr().err
     for queries in ("8", "8:8", "12:8", "-1:8", "a:b"):
         assert run([*words(training, str(training / "all")), "--queries", queries]) == 2

@@ -90,6 +90,16 @@ def test_resumed_after_the_first_model_is_the_same(two: Path, tmp_path: Path, mo
     assert one == other
 
 
+def test_one_block_leaves_predictions_undecided_and_says_why(two: Path, tmp_path: Path) -> None:
+    given = words(two)
+    given[given.index("--batch") + 1] = "8"
+    assert run([*given, "--out", str(tmp_path / "run")]) == 0
+    found = Run.open(tmp_path / "run")
+    assert "one block" in found.document["undefined"]["intervals"]
+    sink = next(o for o in found.results["predictions"]["scored"] if o["name"] == "sink-rises-with-size")
+    assert (sink["outcome"], "no interval" in sink["why"]) == ("undecided", True)
+
+
 def test_words_that_make_no_study(two: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert run(["scale", str(two / "small")]) == 2
     assert "at least two" in capsys.readouterr().err

@@ -78,10 +78,20 @@ def command(**options: Any) -> None:
                 "taxonomy": "agglomerative; average linkage and the mean over K unless said otherwise",
                 "tail": "entries of whole signatures, the sink included",
             },
-            findings=study.findings,
+            findings=[*study.findings, *_of_one_seed(document.get("seeds"))],
             undefined=study.undefined,
         )
     job.answer(run, ("Temperature: verdicts and prune set against τ = 1", study.tables["temperature"]))
+
+
+def _of_one_seed(seeds: Any) -> list[str]:
+    """What tells these numbers from those of the surveyed run, where that has several seeds."""
+    if not isinstance(seeds, list) or len(seeds) < 2:
+        return []
+    return [
+        f"All of this is of seed {seeds[0]}, whose signatures the run keeps; the run's own rates are means "
+        f"over its {len(seeds)} seeds and differ by as much as seeds do."
+    ]
 
 
 def figures(run: Any) -> list[Figure]:

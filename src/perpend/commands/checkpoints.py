@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 DEFAULT = "pythia-160m"
 
 
+ALONE = "all sequences are in one block, so none to resample; give more --sequences or a smaller --batch"
+
+
 @verb(
     "perpend checkpoints run/checkpoint-100 run/checkpoint-200 run/checkpoint-400",
     "perpend checkpoints run/ --length 64 --window 32",
@@ -141,7 +144,7 @@ def command(**options: Any) -> None:
                 "interval": "95 %, sequences resampled, the same ones at every checkpoint",
             },
             findings=study.findings,
-            undefined=study.undefined,
+            undefined={**study.undefined, **({} if len(measured[0].replicates) else {"intervals": ALONE})},
         )
     kept = ["checkpoint", "step", "total", "binary", "weighted_content", "content", "sink_mass", "dispersion"]
     first.answer(

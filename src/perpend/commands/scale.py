@@ -118,7 +118,7 @@ def command(**options: Any) -> None:
                 "calibration": "peaked content (alpha 0.1); the curve's end value beyond its ends",
             },
             findings=study.findings,
-            undefined=study.undefined,
+            undefined={**study.undefined, **_without_intervals(measured, options["bootstrap"])},
         )
     shown = study.tables["models"][
         ["model", "parameters", "row_mass", "signature_mass", "cv", "reversal_jensen_shannon",
@@ -128,6 +128,14 @@ def command(**options: Any) -> None:
         study.tables["models"]["regime_applies"], "does not apply: no sink"
     )
     whole.answer(run, ("Models under one protocol (shares; ARI of cosine, JS, Euclidean)", shown))
+
+
+def _without_intervals(measured: Sequence[Any], bootstrap: int) -> dict[str, str]:
+    """Why there are no intervals though they were asked for."""
+    if not bootstrap or all(model.intervals for model in measured):
+        return {}
+    why = "all sequences are in one block, and blocks are what is resampled"
+    return {"intervals": f"{why}; give more --sequences or a smaller --batch"}
 
 
 def short_names(names: Sequence[str]) -> list[str]:

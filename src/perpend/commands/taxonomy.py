@@ -67,6 +67,7 @@ def _of_model(subject: str, options: dict[str, Any]) -> None:
     from perpend.job import Job
     from perpend.models.attention import attention_sites
     from perpend.studies import predictions
+    from perpend.studies.attention import no_interval
     from perpend.studies.summed_js import summed_jensen_shannon
     from perpend.studies.taxonomy_study import protocol_named, taxonomy_study
     from perpend.surveys.attention import survey_attention
@@ -141,7 +142,9 @@ def _of_model(subject: str, options: dict[str, Any]) -> None:
             "opening": list(job.sequences.opening),
             "closing": list(job.sequences.closing),
         }
-        _finish(run, study, written, conventions, {str(k): v for k, v in survey.undefined.items()})
+        lacking = no_interval(survey, options["bootstrap"])
+        undefined = {str(k): v for k, v in survey.undefined.items()}
+        _finish(run, study, written, conventions, undefined | ({"intervals": lacking} if lacking else {}))
     job.answer(run, *_shown(study))
 
 
