@@ -202,7 +202,7 @@ def _triple(run: Any) -> Figure:
 
     kept, alone = tidy(rows, range(rows.shape[1])), tidy(dropped, content)
     # in logarithms: on a linear axis every key but the sink lies at zero, and the heads on one another
-    drawn = {"x": "key", "series": "head", "label": "share (logarithmic)", "log_y": True, "points": False}
+    drawn = {"x": "key", "series": "head", "label": "share", "log_y": True, "points": False}
     said = "; ".join(
         f"{NAMES[metric]} {d['keep']['pq']:.3g} and {d['keep']['pr']:.3g} with, {d['drop']['pq']:.3g} and "
         f"{d['drop']['pr']:.3g} without"

@@ -31,7 +31,10 @@ def _separation(layers: pd.DataFrame, mode: str) -> Figure:
     from perpend.report.figure import Figure
 
     own = layers[layers["mode"] == mode]
-    names = {"perpendicular": "across, ‖e⊥‖/‖Δ‖", "parallel": "along, ‖e∥‖/‖Δ‖"}
+    names = {
+        "perpendicular": "across: norm of e⊥ over that of Δ",
+        "parallel": "along: norm of e∥ over that of Δ",
+    }
     drawn = {
         f"{part}: {label}": charts.profile(
             own[own["part"] == part], measure, series="regime", label=label, zero=True, points=False

@@ -122,10 +122,11 @@ def profile(
         value, series, label = "value", "series", label or "value"
     need(table, value, x, series, low, high, marks)
     title = label or words(value)
+    named = f"{title} (log scale)" if log_y else title
     up = alt.Y(
         field(value),
         type="quantitative",
-        title=title,
+        title=named,
         scale=alt.Scale(type="log", nice=False, padding=6) if log_y else alt.Scale(zero=zero),
         axis=alt.Axis(tickCount=6),
     )
@@ -134,7 +135,7 @@ def profile(
     tips = [*tips_of(table, [x, series], form), tip(value, form, title), *tips_of(table, [low, high], form)]
     layers: list[Any] = []
     if low and high:
-        edges = {"y": alt.Y(field(low), type="quantitative", title=title), "y2": alt.Y2(field(high))}
+        edges = {"y": alt.Y(field(low), type="quantitative", title=named), "y2": alt.Y2(field(high))}
         layers.append(base.mark_area(opacity=0.18, line=False).encode(**edges))
     if len(told.strokes) < 2:
         layers.append(base.mark_line(clip=True).encode(y=up, **told.dash))
@@ -187,7 +188,9 @@ def bars(
         sides = list(dict.fromkeys(table[series]))
         place["yOffset"] = alt.YOffset(field(series), type="nominal", sort=sides, scale=gaps)
     axis = alt.Axis(grid=True, domain=False, ticks=False, tickCount=6, **({"format": "%"} if percent else {}))
-    marks = dict(zip(ticks.values(), (theme.LIGHT[role] for role in ("ink", "sink", "third"))))
+    # not the ink of the intervals, which they often lie on
+    roles = ("sink", "third", "ninth") if series is None else ("eighth", "ninth", "tenth")
+    marks = dict(zip(ticks.values(), (theme.LIGHT[role] for role in roles)))
     told = series_of(table, series, marks, names=kinds)
     tips = [*tips_of(table, [by, series], form), tip(value, form, title)]
     tips += [*tips_of(table, [low, high], form), *(tip(column, form, name) for column, name in ticks.items())]
