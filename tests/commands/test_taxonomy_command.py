@@ -94,7 +94,7 @@ def test_a_finished_survey_is_not_captured_again(encoder: Path, tmp_path: Path, 
     )
     assert run(["taxonomy", str(survey), "--protocol", "clark", "--quiet"]) == 2
     capsys.readouterr()
-    assert run(["taxonomy", str(survey), "--text", "other.txt", "--sequences", "9", "--quiet"]) == 2
+    assert run(["taxonomy", str(survey), "--text", "wikitext2", "--sequences", "9", "--quiet"]) == 2
     assert "--text, --sequences would change nothing" in capsys.readouterr().err
 
 

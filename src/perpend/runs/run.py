@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _GENERIC = re.compile(
-    r"final|last|latest|best|models?|checkpoints?|snapshots?|weights|hf|(?:global_?|checkpoint-?|step[-_]?)+\d+"
+    r"final|last|latest|best|models|checkpoints?|snapshots?|weights|hf|(?:global_?|checkpoint-?|step[-_]?)+\d+"
     r"|[0-9a-f]{40}",
     re.IGNORECASE,
 )
