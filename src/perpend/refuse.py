@@ -71,6 +71,8 @@ def _held_out(place: str, options: Mapping[str, Any]) -> None:
 
 
 def _sink(rule: str, options: Mapping[str, Any]) -> None:
+    if options.get("images"):  # rules of an image model are its own roles, known when it is loaded
+        return
     from perpend.surveys.sink_rule import sink_positions
 
     sink_positions(rule, 2)
@@ -90,17 +92,21 @@ def _only(titles: tuple[str, ...], options: Mapping[str, Any]) -> None:
     _among("check", titles, *_VERIFICATION)
 
 
-def _file_of(what: str) -> Callable[[tuple[str, ...], Mapping[str, Any]], None]:
+def _file_of(message: str) -> Callable[[tuple[str, ...], Mapping[str, Any]], None]:
     def check(paths: tuple[str, ...], options: Mapping[str, Any]) -> None:
         for path in paths:
             if not Path(path).expanduser().is_file():
-                raise InputError(f"cannot read {what} {path}: there is no such file")
+                raise InputError(message.format(path))
 
     return check
 
 
+_edit_file = _file_of("cannot read the edit {}: there is no such file")
+_heads_file = _file_of("there is no file of heads {}")
+
+
 def _edits(edits: tuple[str, ...], options: Mapping[str, Any]) -> None:
-    _file_of("the edit")(tuple(one for one in edits if one.endswith(".json")), options)
+    _edit_file(tuple(one for one in edits if one.endswith(".json")), options)
 
 
 def _tasks_data(folder: str, options: Mapping[str, Any]) -> None:
@@ -129,8 +135,8 @@ CHECKS: dict[str | tuple[str, str], Callable[[Any, Mapping[str, Any]], None]] = 
     "criteria": _criteria,
     "methods": _methods,
     "only": _only,
-    "files": _file_of("the edit"),
-    "heads_files": _file_of("the heads"),
+    "files": _edit_file,
+    "heads_files": _heads_file,
     "edits": _edits,
     "tasks_data": _tasks_data,
 }

@@ -173,7 +173,7 @@ def test_the_prediction_is_stored_before_any_set_is_judged(folder, tmp_path, cap
         (("--sparsity", "0"), "0.0 is not in the range"),
         (("--criterion", "content_l2"), "did you mean 'content_l1'"),
         (("--heads", "nowhere.json"), "there is no file of heads"),
-        (("--images", "pictures"), "is a language model: it reads --text"),
+        (("--images", "nowhere"), "there is no folder of images nowhere"),
         (("--tokens", "9000000"), "lower --tokens or name a longer --held-out"),
         (("--sequences", "5000"), "5000"),
     ],
@@ -343,3 +343,10 @@ def test_tasks_are_scored_without_the_heads_of_the_best_sets(folder, tmp_path, c
     row = results["comparison"]["js_l1 40%"]["tasks"]["piqa"]["gold log-likelihood"]
     assert row["other"] == pytest.approx(np.mean(own["piqa"].items["gold_ll"]), abs=1e-4)
     assert row["difference"] != 0
+
+
+def test_a_language_model_given_images_says_what_it_reads(folder, tmp_path, capsys):
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (4, 4)).save(tmp_path / "one.png")
+    assert run(words(folder, tmp_path / "none", "--images", str(tmp_path))) == 2
+    assert "is a language model: it reads --text" in " ".join(capsys.readouterr().err.split())

@@ -128,13 +128,20 @@ def test_one_json_document_and_a_plan(saved, tmp_path, capsys):
         (("--by", "cosin"), "did you mean 'cosine'"),
         (("--save", "smaller"), "--save needs --drop"),
         (("--save", ".", "--drop", "1"), "is not empty"),
-        (("--images", "."), "is a language model: it reads --text"),
+        (("--images", "nowhere"), "there is no folder of images nowhere"),
     ],
 )
 def test_bad_requests_say_what_to_do(saved, tmp_path, capsys, more, message):
     assert run(words(saved, "updates", *more, "--out", str(tmp_path / "none"))) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "none").exists()
+
+
+def test_a_language_model_given_images_says_what_it_reads(saved, tmp_path, capsys):
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (4, 4)).save(tmp_path / "one.png")
+    assert run(words(saved, "updates", "--images", str(tmp_path), "--out", str(tmp_path / "none"))) == 2
+    assert "is a language model: it reads --text" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.fixture(scope="module")

@@ -218,7 +218,7 @@ def test_weights_need_the_update_objective():
     for bad in ("awq:parallel=0.5,group=8", "awq:relative=true,group=8"):
         with pytest.raises(InputError, match="objective=update"):
             compress(build("llama"), tokens(1, 8), bad)
-    with pytest.raises(InputError, match="must not be negative"):
+    with pytest.raises(InputError, match="not negative nor both 0"):
         compress(build("llama"), tokens(1, 8), "awq:group=8,objective=update,parallel=0,perpendicular=0")
     with pytest.raises(InputError, match="objective of awq"):
         compress(build("llama"), tokens(1, 8), "awq:group=8,objective=outputs")

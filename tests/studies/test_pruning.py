@@ -11,6 +11,7 @@ from perpend.errors import InputError
 from perpend.evaluation.losses import token_nll
 from perpend.models.attention import attention_sites
 from perpend.studies import prune_sets as sets
+from perpend.studies.criteria import LAYERWISE
 from perpend.studies.pruning import evaluate_sets, paired_change
 
 
@@ -46,7 +47,7 @@ def test_sets_have_the_asked_size_and_say_what_they_lack() -> None:
     assert [s.criterion for s in found[::3]] == list(sets.CRITERIA)
     for chosen in found:
         assert len(chosen.heads) + chosen.shortfall == round(12 * chosen.sparsity)
-        if chosen.criterion in sets.LAYERWISE:
+        if chosen.criterion in LAYERWISE:
             for layer in range(3):  # somebody stays in every layer
                 assert sum(at == layer for at, _ in chosen.heads) < 4
         else:
