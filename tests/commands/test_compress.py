@@ -85,7 +85,7 @@ def test_figures_of_a_run(capsys, tmp_path, model, text):
         for chart in figure.charts.values():
             chart.to_dict()
     findings = Run.open(tmp_path / "run").document["findings"]
-    assert any("the order by loss" in f for f in findings)
+    assert any("the order " in f and " < " in f and "in e⊥; in e∥ it" in f for f in findings)
     assert any("error without direction" in f for f in findings)
 
 
