@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from perpend.batching import batches, starts
+from perpend.batching import batches, order, starts
 from perpend.compression.error import measure
 from perpend.errors import InputError
 from perpend.evaluation.losses import divergence, token_nll
@@ -38,3 +38,10 @@ def test_every_row_is_in_one_batch() -> None:
     assert list(starts(7, 3)) == [0, 3, 6]
     assert list(starts(7, 3, first=2)) == [2, 5]
     assert [len(part) for part in batches(torch.zeros(7, 2), 3)] == [3, 3, 1]
+
+
+def test_rows_come_in_order_for_seed_zero_and_as_the_seed_shuffles_them_else() -> None:
+    assert order(5, 0).tolist() == [0, 1, 2, 3, 4]
+    assert order(0, 0).tolist() == []
+    shuffled = torch.randperm(5, generator=torch.Generator().manual_seed(7))
+    assert order(5, 7).tolist() == shuffled.tolist() != [0, 1, 2, 3, 4]

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-import tiny
 from perpend import distributed
 from perpend.errors import PerpendError
 from perpend.runs import Run
-from verbs import SHORT, TEXT, VERBS, numbers
+from verbs import SHORT, VERBS, laid_out, numbers
 
 WORKER = """
 import os, sys, time
@@ -179,10 +178,7 @@ def test_a_block_computed_twice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved")
-    tiny.save_llama(folder / "model")
-    (folder / "text.txt").write_text(TEXT)
-    return folder
+    return laid_out(tmp_path_factory.mktemp("saved"))
 
 
 # the verb, in a process that is killed as soon as it has stored its first step where it is the second one

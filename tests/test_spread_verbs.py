@@ -9,7 +9,7 @@ import pytest
 import tiny
 from perpend import cli
 from perpend.runs import Run
-from verbs import TEXT, numbers
+from verbs import laid_out, numbers
 
 AUTO = ["--device", "auto", "--max-memory", "cpu=90KB"]  # the model has 159 KB
 CUT = ["--length", "20", "--sequences", "4"]
@@ -28,10 +28,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("spread")
-    tiny.save_llama(folder / "model")
-    (folder / "text.txt").write_text(TEXT)
-    return folder
+    return laid_out(tmp_path_factory.mktemp("spread"))
 
 
 def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+
+import tiny
 
 TEXT = "The stream carries what every layer adds to it; some of it along, most across. " * 120
 VERBS = {
@@ -22,6 +25,13 @@ SHORT = {  # the least that has steps for two processes
     "compress": ["--length", "24", "--sequences", "2", "--method", "rtn:group=4", "--method", "magnitude",
                  "--calibration-sequences", "2", "--calibration-length", "24"],
 }  # fmt: skip
+
+
+def laid_out(folder: Path) -> Path:
+    """The same folder, with a tiny language model in `model` and a text for it in `text.txt`."""
+    tiny.save_llama(folder / "model")
+    (folder / "text.txt").write_text(TEXT)
+    return folder
 
 
 def numbers(value: object, where: str = "") -> Iterator[tuple[str, object]]:

@@ -1,4 +1,4 @@
-"""Rows a batch at a time: the one place that knows what a batch may be.
+"""Rows a batch at a time, and in which order: the one place that knows what a batch and a seed may be.
 
 A range with a step below zero is empty, so a pass over it would read nothing and give zeros for answers.
 """
@@ -18,6 +18,15 @@ def starts(stop: int, batch: int, *, first: int = 0) -> range:
     if batch < 1:
         raise InputError(f"batch is a number of rows a pass, at least 1, not {batch}")
     return range(first, stop, batch)
+
+
+def order(count: int, seed: int) -> Tensor:
+    """int64 [count]: the rows 0..count-1 as they come for seed 0, else shuffled by the seed."""
+    import torch
+
+    if seed == 0:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 def batches(rows: Tensor, batch: int) -> tuple[Tensor, ...]:

@@ -18,7 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perpend.batching import starts
+from perpend.batching import order, starts
 from perpend.errors import InputError
 
 if TYPE_CHECKING:
@@ -145,9 +145,7 @@ def image_batches(
         raise InputError("the number of images and the batch size must be at least 1")
     if count is not None and count > held:
         raise InputError(f"{listed.root} holds {held} images and {count} were asked for")
-    order = list(range(held))
-    if seed:
-        order = torch.randperm(held, generator=torch.Generator().manual_seed(seed)).tolist()
+    drawn = order(held, seed).tolist()
     numbers = _numbers(listed.classes, label2id)
 
     wanted = held if count is None else count
@@ -170,7 +168,7 @@ def image_batches(
             kept.clear()
         return made
 
-    for position in order:
+    for position in drawn:
         if done == wanted:
             break
         file = listed.files[position]

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from perpend import distributed, output
+from perpend.batching import order
 from perpend.errors import InputError
 from perpend.progress import duration, note, progress, short
 
@@ -111,13 +112,7 @@ class Job:
             if "images" in self.options and self.reads_images:
                 raise InputError(f"{self.model_name} is an image model: give it a folder, --images DIR")
             return self.sequences.take(count, seed)
-        import torch
-
-        held = len(self.images)
-        order = torch.arange(held)
-        if seed:
-            order = torch.randperm(held, generator=torch.Generator().manual_seed(seed))
-        return self.images.pixels[order[:count]]
+        return self.images.pixels[order(len(self.images), seed)[:count]]
 
     def model_record(self) -> dict[str, Any]:
         """What run.json says of the model."""

@@ -86,7 +86,7 @@ def read_text(source: str | os.PathLike[str] | Sequence[str] | Text | None = Non
     check_place(name)
     path = Path(name).expanduser()
     if path.is_dir():
-        return _text(name, BETWEEN.join(_read_file(f) for f in _files(path)))
+        return _text(name, BETWEEN.join(_read_file(f) for f in sorted(_files(path))))
     if path.exists():
         return _text(name, _read_file(path))
     dataset, _, split = name.partition(":")
@@ -99,7 +99,7 @@ def check_place(name: str) -> None:
         raise InputError(f"a string of {len(name):,} characters is no path of a text; {OWN}")
     path = Path(name).expanduser()
     if path.is_dir():
-        if not _files(path):
+        if next(_files(path), None) is None:
             raise InputError(f"{path} holds no {', '.join(SUFFIXES)} file")
     elif not (name == "-" or path.exists() or name.partition(":")[0] in HUB_TEXTS):
         if "/" in name or "\\" in name or "." in name:
@@ -107,9 +107,9 @@ def check_place(name: str) -> None:
         raise InputError(f"{unknown_name('text', name, HUB_TEXTS)}; a file is given by its path, {OWN}")
 
 
-def _files(folder: Path) -> list[Path]:
-    """The text files under a folder, in the order of their paths."""
-    return sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+def _files(folder: Path) -> Iterator[Path]:
+    """The text files under a folder, in no order."""
+    return (f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
 
 
 def _text(name: str, text: str) -> Text:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from perpend.batching import order
 from perpend.errors import InputError, unknown_name
 from perpend.models.limits import check_positions, check_vocabulary
 from perpend.reading import Text, read_text
@@ -49,8 +50,6 @@ class Sequences:
 
         None takes all. InputError, with the number there is, for more than the text holds.
         """
-        import torch
-
         held = len(self.tokens)
         if count is None:
             count = held
@@ -63,8 +62,7 @@ class Sequences:
             )
         if seed == 0:
             return self.tokens[:count]
-        order = torch.randperm(held, generator=torch.Generator().manual_seed(seed))
-        return self.tokens[order[:count]]
+        return self.tokens[order(held, seed)[:count]]
 
     def describe(self) -> dict[str, Any]:
         """What a result says of its text."""

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perpend.batching import order
 from perpend.errors import InputError
 
 if TYPE_CHECKING:
@@ -123,10 +124,5 @@ class Inputs:
         """What signatures of a seed are taken from."""
         if self.job.images is None:
             return self.job.tokens(seed)
-        import torch
-
         pool = self.pictures[0]
-        order = torch.arange(len(pool))
-        if seed:
-            order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed))
-        return pool[order[: self.options["sequences"]]]
+        return pool[order(len(pool), seed)[: self.options["sequences"]]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from perpend.batching import order
 from perpend.errors import InputError
 
 if TYPE_CHECKING:
@@ -103,11 +104,8 @@ def _clear(cut: Any, avoid: Any, used: int, seed: int) -> list[int]:
     import torch
 
     ours, theirs = _body(cut), _body(avoid)
-    order = range(len(avoid))
-    if seed:  # as `Sequences.take` shuffles
-        order = torch.randperm(len(avoid), generator=torch.Generator().manual_seed(seed)).tolist()
     taken = torch.zeros(len(avoid) + 1, dtype=torch.bool)
-    taken[list(order)[:used]] = True
+    taken[order(len(avoid), seed)[:used]] = True
     return [
         i
         for i in range(len(cut))

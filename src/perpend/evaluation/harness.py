@@ -53,13 +53,17 @@ def index() -> dict[str, frozenset[Path]]:
 
 def wanted(tasks: Sequence[str]) -> list[str]:
     """The harness' own names of tasks; InputError for one it does not know."""
-    names = list(dict.fromkeys(name for one in tasks for name in SHORT.get(one, (one,))))
+    names = _spelt_out(tasks)
     for name in names:
         if name not in index():
             from perpend.evaluation.ruler import names as ruler_names
 
             raise unknown_name("task", name, _near(name, [*index(), *ruler_names()]))
     return names
+
+
+def _spelt_out(tasks: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(name for one in tasks for name in SHORT.get(one, (one,))))
 
 
 def harness_scores(
@@ -84,7 +88,7 @@ def harness_scores(
     own = [Path(one) for one in include]
     folders = set(own)
     if own:
-        names = list(dict.fromkeys(name for one in tasks for name in SHORT.get(one, (one,))))
+        names = _spelt_out(tasks)
     else:
         names = wanted(tasks)
         folders |= {folder for name in names for folder in index()[name]}
