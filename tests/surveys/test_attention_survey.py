@@ -14,7 +14,7 @@ from attention_oracle import falcon, gpt_neo, padded, plain_gpt, record, t5, wei
 from perpend.errors import InputError, PerpendError
 from perpend.geometry import content_dispersion, entropy, sink_balance, split_entropy
 from perpend.surveys import capture
-from perpend.surveys.attention import survey_attention
+from perpend.surveys.attention import LOOK, survey_attention
 
 W = 8
 
@@ -408,6 +408,32 @@ def test_tables_add_up() -> None:
     sample = survey.sample
     assert sample.shape == (3, 4, 4, 4, 5)
     assert np.isfinite(sample[:, 1]).all()
+
+
+def test_a_look_at_the_model_takes_a_few_tokens() -> None:
+    model, tokens, passed = tiny.tiny("llama"), tiny.tokens(3, 30), []
+    model.model.embed_tokens.register_forward_hook(lambda m, args, output: passed.append(args[0].numel()))
+    survey_attention(model, tokens, window=W)
+    assert passed == [LOOK, 3 * 30]
+
+
+def test_a_model_that_pads_its_sequences_is_looked_at_whole() -> None:
+    inner, tokens = plain_gpt(), tiny.tokens(2, 30)
+
+    class Padding(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.inner(torch.nn.functional.pad(tokens, (0, -tokens.shape[1] % 8)))
+
+    padded_by_hand = torch.nn.functional.pad(tokens, (0, 2))
+    survey = survey_attention(Padding(), tokens, window=W)
+    assert survey.rows.tolist() == [2 * (32 - W)] * len(survey.sites)
+    np.testing.assert_array_equal(
+        survey.signatures, survey_attention(inner, padded_by_hand, window=W).signatures
+    )
 
 
 @pytest.mark.parametrize(

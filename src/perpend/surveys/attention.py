@@ -38,6 +38,7 @@ from perpend.surveys.value_weights import log_weights
 from perpend.surveys.variants import Extras, Plan
 
 BLOCK = 32
+LOOK = 4  # tokens that a look at the model takes
 
 
 def survey_attention(
@@ -173,27 +174,42 @@ def _look(
     model: nn.Module, sites: tuple[AttentionSite, ...], data: Sequences, run: object, tower: str
 ) -> tuple[bool, int, bool]:
     """Whether the model is causal, how many tokens its attention sees, whether it has learned sinks."""
+    # of the longest sequence: only a query that has a real key after it can tell
+    whole = 0 if data.lengths is None else int(data.lengths.argmax())
+    inputs, _ = data.batch(whole, whole + 1)
+    call = None
+    if data.length > LOOK and all(value.shape[:2] == (1, data.length) for value in inputs.values()):
+        # a few tokens tell as much, unless the model pads or pools its sequences
+        call = _first_call(
+            model, sites, {name: value[:, :LOOK] for name, value in inputs.items()}, run, tower
+        )
+        length = data.length
+    if call is None or call.query.shape[2] != LOOK:
+        call = _first_call(model, sites, inputs, run, tower)
+        length = call.query.shape[2]
+    later = visible(call, slice(0, 1), slice(1, 2)) if length > 1 else None
+    causal = call.causal or (later is not None and not bool(later.any()))
+    modules = dict(model.named_modules())
+    virtual = call.sinks is not None or any(hasattr(modules[site.name], "sinks") for site in sites)
+    return causal, length, virtual
+
+
+def _first_call(
+    model: nn.Module, sites: tuple[AttentionSite, ...], inputs: dict[str, Tensor], run: object, tower: str
+) -> AttentionCall:
+    """The first call of an attention layer on these inputs; the model runs no further than that."""
     seen: list[AttentionCall] = []
 
     def look(call: AttentionCall, output: Tensor) -> None:
         seen.append(call)
         raise _Seen
 
-    # of the longest sequence: only a query that has a real key after it can tell
-    whole = 0 if data.lengths is None else int(data.lengths.argmax())
-    inputs, _ = data.batch(whole, whole + 1)
     hooks = attach(model, look, [site.index for site in sites], tower=tower)
     with torch.no_grad(), suppress(_Seen), hooks:
         run(inputs)  # type: ignore[operator]
     if not seen:
         raise InputError("the model called none of its attention layers on this input")
-    call = seen[0]
-    length = call.query.shape[2]
-    later = visible(call, slice(0, 1), slice(1, 2)) if length > 1 else None
-    causal = call.causal or (later is not None and not bool(later.any()))
-    modules = dict(model.named_modules())
-    virtual = call.sinks is not None or any(hasattr(modules[site.name], "sinks") for site in sites)
-    return causal, length, virtual
+    return seen[0]
 
 
 def _largest(blocks: list[dict[str, Tensor]], support: Support) -> str | list[int]:

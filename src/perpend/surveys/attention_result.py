@@ -267,12 +267,17 @@ class AttentionSurvey:
             "layer": np.repeat([site.index for site in self.sites], heads),
             "head": np.tile(np.arange(heads), layers),
             "rows": np.repeat(self.rows, heads),
-            "signature_mass": self.signature_sink.ravel(),
         }
-        if "statistics" in self.blocks[0]:
-            index |= {name: self.statistics[name].ravel() for name in ("total", *MEANS)}
+        index |= {name: values.ravel() for name, values in self._by_head().items()}
         real = np.concatenate([np.arange(heads) < site.heads for site in self.sites])
         return pd.DataFrame(index)[real].reset_index(drop=True)
+
+    def _by_head(self) -> dict[str, np.ndarray]:
+        """What is known of each head, (layers, heads); NaN pads layers with fewer heads."""
+        found = {"signature_mass": self.signature_sink}
+        if "statistics" in self.blocks[0]:
+            found |= {name: self.statistics[name] for name in ("total", *MEANS)}
+        return found
 
     def per_layer(self) -> pd.DataFrame:
         """One row a layer: means over its heads, beside what uniform rows would give.
@@ -283,18 +288,16 @@ class AttentionSurvey:
         import pandas as pd
 
         r, parts = len(self.support.columns.sink), self.support.columns.parts
-        heads = self.per_head().groupby("layer", sort=False)
+        means = {name: _mean(values) for name, values in self._by_head().items()}
         table = {
             "layer": [site.index for site in self.sites],
             "block": [site.block for site in self.sites],
             "rows": self.rows,
             "left_out": self.left_out,
-            "signature_mass": heads["signature_mass"].mean().to_numpy(),
+            "signature_mass": means.pop("signature_mass"),
         }
-        if "statistics" in self.blocks[0]:
-            means = heads[["total", *MEANS]].mean()
-            table |= {"row_mass": means["sink_mass"].to_numpy()}
-            table |= {name: means[name].to_numpy() for name in ("total", *MEANS) if name != "sink_mass"}
+        if means:
+            table |= {"row_mass": means.pop("sink_mass"), **means}
         table |= {
             "uniform_mass": r / parts,
             "uniform_total": np.log(parts),
@@ -370,3 +373,9 @@ def _over(total: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """total [L, ...] / rows [L], NaN where there is no row."""
     rows = np.asarray(rows, np.float64).reshape(-1, *[1] * (total.ndim - 1))
     return np.divide(total, rows, out=np.full(total.shape, np.nan), where=rows > 0)
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """Means over the heads that have a value, [L, H] -> [L]; NaN where none has."""
+    known = ~np.isnan(values)
+    return _over(np.where(known, values, 0.0).sum(1), known.sum(1))

@@ -98,7 +98,7 @@ def runner(model: nn.Module, names: set[str]) -> Any:
         "decoder_inputs_embeds",
     }:
         base = model.get_encoder()
-    elif not set(attention_modules(model)) <= {_inside(model, base) + n for n, _ in base.named_modules()}:
+    elif not {module for module, _ in attention_modules(model).values()} <= set(base.modules()):
         base = model
     if config is None:
         return lambda inputs: base(next(iter(inputs.values())))
@@ -112,11 +112,3 @@ def runner(model: nn.Module, names: set[str]) -> Any:
         return base(**ready, **extra)
 
     return run
-
-
-def _inside(model: nn.Module, base: nn.Module) -> str:
-    """The prefix of `base` in the model's module names."""
-    for name, module in model.named_modules():
-        if module is base:
-            return f"{name}." if name else ""
-    return ""

@@ -8,6 +8,7 @@ that sees every key of the support; the others are counted, never filled in.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ from perpend.surveys.supports import Support
 
 PREFIX = 64  # Sink^ε of the attention-sink literature reads the causal triangle of this many first tokens
 SINK_SHARE = 0.3
+_SAMPLED = [STATISTICS.index(name) for name in SAMPLED]
 NO_DOUBLE = {"mps"}  # devices without float64: what they computed is added up on the CPU
 
 
@@ -186,9 +188,10 @@ class Capture:
         weights = None if self.weigh is None else self.weigh(call, b, key.shape[1])
         keys = centred_keys(key, call.scale, columns) if plain else None
         if keys is not None and not self.support.ragged:
-            sums.logits[:, list(columns.order)] += mean_logits(query, keys)
-            if weights is not None:
-                sums.logits += count * centred(weights, columns)
+            total = mean_logits(query, keys)
+            sums.logits[:, columns.order] += (
+                total if weights is None else total + count * centred(weights, columns)
+            )
         if self.want_rows or not plain:
             picked = self._add_chunks(call, b, rows, query, key, keys, columns, sums, weights)
             if self.sample:
@@ -210,8 +213,7 @@ class Capture:
         weights: Tensor | None = None,
     ) -> list[Tensor]:
         dtype = query.dtype if query.dtype == torch.float64 else torch.float32
-        order = list(columns.order)
-        split = len(columns.content)
+        order, sinks = columns.order, len(columns.sink)
         heads, count = query.shape[:2]
         plain = keys is not None
         ready = keys.to(dtype) if plain else key.to(dtype).mul(call.scale).transpose(1, 2)
@@ -221,11 +223,10 @@ class Capture:
         if self.retained:
             lse = call.lse[b][:, rows].to(dtype)
             # the content's mean key: its logit is what centring takes out
-            middle = key[:, [c - columns.virtual for c in columns.content]].to(dtype).mean(1)
-            middle = (middle * call.scale)[..., None].repeat_interleave(call.groups, 0)
+            content = key if columns.virtual else key[:, order][:, sinks:]
+            middle = (content.to(dtype).mean(1) * call.scale)[..., None].repeat_interleave(call.groups, 0)
         if weights is not None:
             weights = (centred(weights, columns) if plain else weights)[:, None].to(dtype)
-            weights = weights[..., order] if plain else weights
         wanted = _spread(count, self.sample)
         keep = self.kept_places(b, rows, count)
         picked = []
@@ -255,7 +256,7 @@ class Capture:
                     sink = call.sinks.to(dtype).view(-1, 1, 1).expand(-1, logits.shape[1], 1)
                     logits = torch.cat([sink, logits], -1)
                 logits = logits[..., order]
-                mean = logits[..., :split].mean(-1, keepdim=True)
+                mean = logits[..., sinks:].mean(-1, keepdim=True)
                 logits = logits.sub_(mean)
                 if taken is not None:
                     taken = taken - mean[..., 0]
@@ -268,7 +269,8 @@ class Capture:
                     self.layers[call.layer].kept[place] = row
             if self.want_rows:
                 values = add_rows(sums, logits, columns, self.work, taken)
-                picked += [values[:, i - start] for i in wanted if start <= i < part.stop]
+                here = [i - start for i in wanted if start <= i < part.stop]
+                picked += [values[..., here]] if here else []
         return picked
 
     def kept_places(self, b: int, rows: Any, count: int) -> dict[int, tuple[int, int]]:
@@ -282,10 +284,11 @@ class Capture:
         return {i: (sequence, t) for i, t in enumerate(numbers) if t in queries}
 
     def add_sample(self, index: int, heads: int, picked: list[Tensor]) -> None:
-        """Keep the picked rows of one sequence, [heads, SAMPLED] each; NaN where there are fewer."""
+        """Keep the picked rows of one sequence, [heads, STATISTICS, n] each; NaN where there are fewer."""
         table = torch.full((heads, self.sample, len(SAMPLED)), float("nan"), dtype=torch.float32)
         if picked:
-            table[:, : len(picked)] = torch.stack(picked, 1).float().cpu()
+            rows = torch.cat(picked, -1)[:, _SAMPLED].mT
+            table[:, : rows.shape[1]] = rows
         self.layers[index].sample.append(table)
 
     def _add_importance(self, call: AttentionCall, layer: LayerSums) -> None:
@@ -298,21 +301,23 @@ class Capture:
         else:
             sinks = call.sinks.to(logits.dtype).view(1, -1, 1, 1)
             weights = (logits - torch.logaddexp(logits.logsumexp(-1, keepdim=True), sinks)).exp_()
-        whole = valid_rows(call)[:, first].all(-1)
-        if not bool(whole.all()):
-            weights = weights[whole]
+        if call.mask is not None or call.padding is not None or call.rule is not None:
+            weights = weights[valid_rows(call)[:, first].all(-1)]
         steps = torch.arange(length, 0, -1, device=weights.device)
         importance = weights.sum(2, dtype=torch.float64) / steps
         if layer.importance is None:
-            layer.importance = torch.zeros_like(importance[:0].sum(0))
+            layer.importance = importance.new_zeros(importance.shape[1:])
             layer.over = torch.zeros_like(layer.importance)
         layer.importance += importance.sum(0)
         layer.over += (importance > SINK_SHARE).sum(0)
-        layer.prefixes += int(whole.sum())
+        layer.prefixes += len(importance)
 
     def _check(self, call: AttentionCall, sums: Sums) -> None:
-        for values in (sums.logits, sums.statistics):
-            if values is None or bool(torch.isfinite(values).all()):
+        held = [values for values in (sums.logits, sums.statistics) if values is not None]
+        if math.isfinite(sum(float(values.sum()) for values in held)):
+            return
+        for values in held:
+            if bool(torch.isfinite(values).all()):
                 continue
             head = int((~torch.isfinite(values)).any(-1).nonzero()[0])
             raise PerpendError(

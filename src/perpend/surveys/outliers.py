@@ -205,8 +205,8 @@ def survey_outliers(
                 step = chunk_rows(call.query.shape[1], length, call.query.device)
                 for start in range(0, length, step):
                     chosen = slice(start, min(length, start + step))
-                    logits = row_logits(_image(call, b), chosen)[0].cpu()[..., list(columns.order)]
-                    logits = logits - logits[..., : len(columns.content)].mean(-1, keepdim=True)
+                    logits = row_logits(_image(call, b), chosen)[0].cpu()[..., columns.order]
+                    logits = logits - logits[..., len(columns.sink) :].mean(-1, keepdim=True)
                     add_rows(part, logits, columns, work)
                 sums[at[call.layer], : len(part.statistics)] += part.statistics
                 rows[at[call.layer]] += length

@@ -251,7 +251,7 @@ def _add(capture: Capture, index: int, rows: Tensor, epsilon: float) -> Counter[
     layer.left_out += batch * int((~seen).sum())
     if inside is None:
         return Counter()
-    zeros, massless, order, split = 0, 0, list(columns.order), len(columns.content)
+    zeros, massless, order, sinks = 0, 0, columns.order, len(columns.sink)
     for b in range(batch):
         part = rows[b, :, inside, : support.window].double()
         total = part.sum(-1, keepdim=True)
@@ -263,7 +263,7 @@ def _add(capture: Capture, index: int, rows: Tensor, epsilon: float) -> Counter[
         zeros += int(empty.sum())
         part = torch.where(empty, epsilon, part * (1 - epsilon * empty.sum(-1, keepdim=True)))
         logits = part.log()[..., order]
-        logits -= logits[..., :split].mean(-1, keepdim=True)
+        logits -= logits[..., sinks:].mean(-1, keepdim=True)
         layer.heads.logits[:, order] += logits.sum(1)
         count, step = logits.shape[1], chunk_rows(heads, columns.parts, rows.device)
         for i, place in capture.kept_places(b, inside, count).items():
@@ -272,7 +272,8 @@ def _add(capture: Capture, index: int, rows: Tensor, epsilon: float) -> Counter[
         wanted, picked = _spread(count, capture.sample), []
         for start in range(0, count, step):
             values = add_rows(layer.heads, logits[:, start : start + step], columns, capture.work)
-            picked += [values[:, i - start] for i in wanted if start <= i < start + step]
+            here = [i - start for i in wanted if start <= i < start + step]
+            picked += [values[..., here]] if here else []
         layer.rows += count
         if capture.sample:
             capture.add_sample(index, heads, picked)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class Columns:
     """Which logits make a row: the columns of the composition, in the user's order, split for the arithmetic.
 
     `keys`: positions whose logits are the columns; `virtual`: a learned sink logit is column 0, before them.
-    `sink`: columns that are the sink. Work is done content first, sink last (`order`).
+    `sink`: columns that are the sink. Work is done sink first, content last (`order`).
     """
 
     keys: tuple[int, ...]
@@ -58,15 +59,15 @@ class Columns:
         """D, the number of parts of a row."""
         return len(self.keys) + self.virtual
 
-    @property
-    def content(self) -> tuple[int, ...]:
-        """Columns that are not the sink."""
-        return tuple(column for column in range(self.parts) if column not in set(self.sink))
+    @cached_property
+    def order(self) -> slice | list[int]:
+        """Columns as the arithmetic takes them, sink, then content: an index, which costs nothing if it may.
 
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Columns as the arithmetic takes them: content, then sink."""
-        return (*self.content, *self.sink)
+        A sink that comes first, the usual one, leaves the user's order as it is.
+        """
+        sink = set(self.sink)
+        order = [*self.sink, *(column for column in range(self.parts) if column not in sink)]
+        return slice(None) if order == list(range(self.parts)) else order
 
     @property
     def balance_scale(self) -> float:
@@ -122,17 +123,17 @@ def _sum_rows(query: Tensor) -> Tensor:
 
 
 def centred(logits: Tensor, columns: Columns) -> Tensor:
-    """Logits [..., D], columns in the user's order, less their content's mean."""
-    content = logits[..., list(columns.content)] if len(columns.sink) else logits
-    return logits - content.mean(-1, keepdim=True)
+    """Logits [..., D], columns in the user's order, in working order and less their content's mean."""
+    logits = logits[..., columns.order]
+    return logits - logits[..., len(columns.sink) :].mean(-1, keepdim=True)
 
 
 def centred_keys(key: Tensor, scale: float, columns: Columns) -> Tensor:
     """Keys [G, W, d] → [G, d, D] float64 in working order, scaled, less the content's mean key: for plain
     logits."""
-    wide = key.double()
-    wide = (wide - wide[:, list(columns.content)].mean(1, keepdim=True)).mul_(scale)
-    return wide[:, list(columns.order)].transpose(1, 2)
+    wide = key.double()[:, columns.order]
+    wide = (wide - wide[:, len(columns.sink) :].mean(1, keepdim=True)).mul_(scale)
+    return wide.transpose(1, 2)
 
 
 def chunk_rows(groups: int, parts: int, device: torch.device) -> int:
@@ -175,44 +176,42 @@ def sink_split(sink_logits: Tensor, log_mass: Tensor) -> SinkSplit:
 
 
 def add_rows(sums: Sums, logits: Tensor, columns: Columns, work: Work, lse: Tensor | None = None) -> Tensor:
-    """Add one chunk: centred logits [G, n, D] in working order (destroyed). Returns SAMPLED [G, n, 5].
+    """Add one chunk: centred logits [G, n, D] in working order (destroyed). Returns STATISTICS [G, 10, n].
 
     `lse` [G, n] is the whole row's log-sum-exp less the content's mean logit, for the mass the support
-    retains.
+    retains, which is the eleventh of STATISTICS and not among those returned.
     """
     sinks = len(columns.sink)
-    split = columns.parts - sinks
-    sink_logits = logits[..., split:].clone()
-    logits[..., split:] = 0.0
+    sink_logits = logits[..., :sinks].clone()
+    logits[..., :sinks] = 0.0
     dispersion = torch.linalg.vector_norm(logits, dim=-1)
     exponents = work.take("exponents", tuple(logits.shape), logits)
     torch.exp(logits, out=exponents)
-    exponents[..., split:] = 0.0
+    exponents[..., :sinks] = 0.0
     mass = exponents.sum(-1)
     top = None
-    if not bool((mass < LARGEST_MASS).all()):  # a logit times its exponential would overflow: shift first
-        top = logits[..., :split].amax(-1, keepdim=True)
+    if not float(mass.max()) < LARGEST_MASS:  # a logit times its exponential would overflow: shift first
+        top = logits[..., sinks:].amax(-1, keepdim=True)
         torch.exp(logits - top, out=exponents)
-        exponents[..., split:] = 0.0
+        exponents[..., :sinks] = 0.0
         mass = exponents.sum(-1)
     log_mass = mass.log()
     inner = logits.mul_(exponents).sum(-1).div_(mass)  # Σ π l
     if top is not None:
         log_mass = log_mass + top[..., 0]
     content = log_mass - inner
-    split_off = sink_split(sink_logits, log_mass)
-    share, rest, binary, within = split_off.share, split_off.rest, split_off.binary, split_off.within
-    balance = sink_logits.mean(-1).mul_(columns.balance_scale)
+    split = sink_split(sink_logits, log_mass)
+    share, balance = split.share, sink_logits.mean(-1) if sinks > 1 else sink_logits[..., 0]
+    balance = balance * columns.balance_scale
+    rows = (share, split.binary, content, split.rest * content, split.within, dispersion, balance)
+    values = torch.stack([*rows, share.square(), dispersion.square(), balance.square()], 1)
     if sums.statistics is not None:
-        rows = [share, binary, content, rest * content, within, dispersion, balance]
-        rows += [share.square(), dispersion.square(), balance.square()]
+        sums.statistics[:, : values.shape[1]] += values.sum(-1, dtype=torch.float64)
         if lse is not None:
-            rows.append((torch.logaddexp(log_mass, split_off.lse) - lse).clamp_(max=0.0).exp_())
-        together = torch.stack(rows, 1).sum(-1, dtype=torch.float64)  # [G, F]
-        sums.statistics[:, : len(rows)] += together
+            retained = (torch.logaddexp(log_mass, split.lse) - lse).clamp_(max=0.0).exp_()
+            sums.statistics[:, -1] += retained.sum(-1, dtype=torch.float64)
     if sums.arithmetic is not None:
-        weight = rest / mass
-        part = torch.bmm(weight[:, None], exponents)[:, 0, :split].double()
-        sink_part = (share[..., None] * split_off.pure).sum(1, dtype=torch.float64)
-        sums.arithmetic[:, list(columns.order)] += torch.cat([part, sink_part], -1)
-    return torch.stack([share, binary, content, dispersion, balance], -1)
+        part = torch.bmm((split.rest / mass)[:, None], exponents)[:, 0].double()
+        part[:, :sinks] = (share[..., None] * split.pure).sum(1, dtype=torch.float64)
+        sums.arithmetic[:, columns.order] += part
+    return values

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class Support:
     ragged: bool = False
     rule: str = "first"
 
-    @property
+    @cached_property
     def columns(self) -> Columns:
         """The parts of a row; with a learned sink logit it is column 0 and keys follow."""
         if self.virtual:
@@ -92,14 +93,13 @@ def plan_support(
     if width > length or (causal and queries is None and width >= length):
         raise InputError(
             f"sequences of {length} tokens are too short for rows on the first {width} "
-            f"keys{' seen by queries after them' if causal else ''}; use longer sequences (--length) or a "
-            "smaller window (--window)"
+            f"keys{' seen by queries after them' if causal else ''}; use longer sequences, length=, or a "
+            "smaller window="
         )
     rule = sink if isinstance(sink, str) else ",".join(map(str, [sink] if isinstance(sink, int) else sink))
     if rule == "virtual" and not has_virtual:
         raise InputError(
-            "this model has no learned sink logits, so no virtual sink; use --sink first (or auto, which "
-            "looks)"
+            "this model has no learned sink logits, so no virtual sink; use sink=first (or auto, which looks)"
         )
     differ = lengths is not None and bool((lengths != lengths[0]).any())
     ragged = rule == "sep" and differ and not causal and window is None
