@@ -11,7 +11,9 @@ with half as many, since rows T × T grow with T²); the other layers, and the n
 shortest length. Each contender is a process of its own, in its own virtual environment where it is a package
 that perpend does not need, made on first use in --environments. One thread, processor time, alternating
 rounds, medians of ratios to the plain pass of the same round; the plain pass against itself is the A/A row.
-Memory is the weights and what a run adds at its peak to what the process held: packages are left out.
+After every three rounds all processes start anew: where a process happens to lie in memory is 1 or 2 % of its
+time, and one draw of it would stay in every round. Memory, in processes of its own, is the weights and what a
+run adds at its peak to what the process held: packages are left out.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from peers.tools import make_model
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 LONG = 2048  # tokens from which on a model of half the layers is enough
+FRESH = 3  # rounds after which the processes start anew
 
 
 def machine() -> dict[str, Any]:
@@ -48,7 +51,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "bf16": any("bf16" in flag for flag in flags) if flags else None,
         "python": platform.python_version(),
-        "keeps_freed": platform.libc_ver()[0] == "glibc",  # see SURROUNDINGS in peers/race.py
+        "keeps_freed": platform.libc_ver()[0] == "glibc",  # see KEEPING in peers/race.py
     }
 
 
@@ -90,13 +93,23 @@ def save(book: dict[str, Any], file: Path) -> None:
 
 
 def measure(book: dict[str, Any], options: argparse.Namespace, todo: list[tuple[Job, dict]]) -> None:
-    """Race through the cells that are not complete."""
+    """Race through the cells that are not complete, FRESH rounds at a time."""
+    turns = [
+        (job, sizes, rounds)
+        for rounds in [*range(FRESH, options.rounds, FRESH), options.rounds]
+        for job, sizes in todo
+        if not complete(book, job, sizes, rounds)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         workers = Workers(scratch, options.environments)
         models: dict[int, Path] = {}
+        before = FRESH
         try:
-            for number, (job, sizes) in enumerate(todo, 1):
+            for number, (job, sizes, rounds) in enumerate(turns, 1):
+                if rounds != before:
+                    workers.stop()
+                before = rounds
                 cell = stored(book, job, sizes) or blank(book, job, sizes)
                 layers = sizes["layers"] if job.sizes is None else 0
                 if layers and layers not in models:
@@ -109,12 +122,12 @@ def measure(book: dict[str, Any], options: argparse.Namespace, todo: list[tuple[
 
                 began = time.monotonic()
                 race(
-                    job, cell, workers.run, scratch, str(models.get(layers, "")), options.rounds,
+                    job, cell, workers.run, scratch, str(models.get(layers, "")), rounds,
                     lambda name: not options.only or name.startswith(tuple(options.only)), keep,
                 )  # fmt: skip
                 keep()
                 spent = time.monotonic() - began
-                print(f"{number}/{len(todo)} {job.name} {sizes} {spent:.0f} s", file=sys.stderr, flush=True)
+                print(f"{number}/{len(turns)} {job.name} {sizes} {spent:.0f} s", file=sys.stderr, flush=True)
         finally:
             workers.stop()
 

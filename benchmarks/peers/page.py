@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peers.jobs import Job, jobs
-from peers.results import US, Result, by_length, ends, results
+from peers.results import CONFIDENCE, ROOM, US, Result, by_length, ends, results
 
 BEGIN, END = "<!-- begin: python benchmarks/run.py --write -->", "<!-- end -->"
 GOAL = 1.1  # × the plain pass
@@ -51,7 +51,12 @@ def _how(book: Mapping[str, Any], done: Mapping[str, Sequence[Result]]) -> str:
     return (
         f"{machine['cores']} cores of {machine['processor']}, {units[machine['bf16']]}; fp32, one thread; "
         f"Python {machine['python']}, {versions}. Medians of {counted} alternating rounds, with quartiles "
-        f"in the A/A row. {kept} **Bold**: the first of those that do the job, to two decimals."
+        f"in the A/A row. {kept} Memory is measured in processes whose allocator gives back what is freed."
+        "\n\n**Bold**: the first of those that do the job, and who is level with it. Level in time: the "
+        f"{CONFIDENCE:.0%} interval of the median of its ratios to the first, round by round, holds 1 or "
+        "lies below (the sign test's interval, which needs six rounds; of fewer, all are level). Level in "
+        f"memory, which hardly varies: within {ROOM:.0%} of the first, or within what the plain pass differs "
+        "by from itself where that is more."
     )
 
 
@@ -61,16 +66,16 @@ def _verdict(done: Mapping[str, Sequence[Result]]) -> str:
     for cell in (cell for cells in done.values() for cell in cells):
         if US not in cell.ranked:
             continue
-        compared = {"time": cell.times}
-        if cell.job.sizes is None:  # else the arrays are small beside the packages, and memory says nothing
-            compared["memory"] = cell.memory
-        for what, values in compared.items():
+        compared = {"time": (cell.times, cell.quickest), "memory": (cell.memory, cell.leanest)}
+        for what, (values, level) in compared.items():
+            if US not in values:
+                continue
             where = f"{what} at {_sizes(cell.sizes)}"
-            first = cell.first(values)
             if len(cell.ranked) > 1:
                 total += 1
-                if US not in first:
-                    told = f"{where} ({first[0]} {values[first[0]]:.2f}, perpend {values[US]:.2f})"
+                if US not in level:
+                    first, ours = _apart(values[level[0]], values[US])
+                    told = f"{where} ({level[0]} {first}, perpend {ours})"
                     behind.setdefault(cell.job.title, []).append(told)
             if cell.job.sizes is None and values[US] > GOAL:
                 over.setdefault(cell.job.title, []).append(f"{where} ({values[US]:.2f})")
@@ -80,6 +85,12 @@ def _verdict(done: Mapping[str, Sequence[Result]]) -> str:
     if over:
         return text + f"It takes more than {GOAL} × the plain pass in:\n\n{_bullets(over)}"
     return text + f"It stays within {GOAL} × the plain pass everywhere."
+
+
+def _apart(low: float, high: float) -> tuple[str, str]:
+    """Both to two decimals, to three where two do not tell them apart."""
+    digits = 2 if f"{low:.2f}" != f"{high:.2f}" else 3
+    return f"{low:.{digits}f}", f"{high:.{digits}f}"
 
 
 def _bullets(cases: Mapping[str, Sequence[str]]) -> str:
@@ -119,7 +130,7 @@ def _time(cell: Result, name: str) -> str:
         return f"{times[name]:.2f} ({low:.2f} to {high:.2f})"
     if cell.disagrees(name):
         return f"disagrees by {cell.gap[name]:.1g}"
-    return _bold(f"{times[name]:.2f}", name in cell.first(times))
+    return _bold(f"{times[name]:.2f}", name in cell.quickest)
 
 
 def _memory(cell: Result, name: str) -> str:
@@ -128,7 +139,7 @@ def _memory(cell: Result, name: str) -> str:
         return ""
     if name == cell.job.baseline:
         return f"1 ({(cell.weights + cell.added[name]) / 2**20:.0f} MiB)"
-    return _bold(f"{memory[name]:.2f}", name in cell.first(memory))
+    return _bold(f"{memory[name]:.2f}", name in cell.leanest)
 
 
 def _growth(models: Sequence[Sequence[Result]]) -> str:

@@ -17,13 +17,20 @@ from peers.tools import BESIDE, MODEL_PACKAGES, PACKAGES
 
 REFERENCE = "perpend"  # whose answer the others' must be
 ROOT = Path(__file__).resolve().parent.parent
-# What a worker starts with: one thread; and an allocator (glibc's) that keeps what is freed. As it comes it
-# gives pages back after each pass or not, by luck of what else lies on the heap: 6 % of a short plain pass.
 SURROUNDINGS = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),
-    "MALLOC_MMAP_THRESHOLD_": str(2**25),
     "TOKENIZERS_PARALLELISM": "false",
+}
+# For time, an allocator (glibc's) that keeps what is freed. As it comes it gives pages back after each pass
+# or not, by luck of what else lies on the heap: 6 % of a short plain pass.
+KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+# For memory, one that maps every tensor by itself and gives it back when it is freed, so that what is
+# resident is what is alive: with the other one the peak is an accident of the heap, 30 % between equal runs.
+SHARP = {
+    "MALLOC_TRIM_THRESHOLD_": str(2**16),
+    "MALLOC_MMAP_THRESHOLD_": str(2**16),
+    "MALLOC_MMAP_MAX_": str(2**20),
+    "MALLOC_ARENA_MAX": "1",
 }
 
 
@@ -43,9 +50,9 @@ def environment(package: str | None, base: Path) -> str:
 
 
 class Worker:
-    """A contender's process. RuntimeError, with its last words, if it ends."""
+    """A contender's process, with an `allocator`. RuntimeError, with its last words, if it ends."""
 
-    def __init__(self, python: str, log: Path) -> None:
+    def __init__(self, python: str, log: Path, allocator: Mapping[str, str] = KEEPING) -> None:
         self.log = log
         with log.open("w") as file:
             self.process = subprocess.Popen(
@@ -54,7 +61,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
-                env={**os.environ, **SURROUNDINGS, "PYTHONPATH": _path()},
+                env={**os.environ, **SURROUNDINGS, **allocator, "PYTHONPATH": _path()},
             )
         self.versions = self._reply()["versions"]
 
@@ -90,16 +97,18 @@ def _path() -> str:
 
 
 class Workers:
-    """One process a contender, started when it is first asked for, kept until the end."""
+    """Two processes a contender, for time and for memory, started when first asked for, kept until `stop`."""
 
     def __init__(self, scratch: Path, environments: Path) -> None:
         self.scratch, self.environments = scratch, environments
-        self.running: dict[str, Worker] = {}
+        self.running: dict[tuple[str, bool], Worker] = {}
         self.versions: dict[str, str] = {}
         self.absent: dict[str, str] = {}  # packages that did not install, and why: tried once
 
-    def run(self, contender: str, **request: Any) -> dict[str, Any]:
-        if contender not in self.running:
+    def run(self, contender: str, *, kind: str, **request: Any) -> dict[str, Any]:
+        """One request to the contender's process. RuntimeError if it fails, or cannot be had."""
+        key = (contender, kind == "memory")
+        if key not in self.running:
             package = PACKAGES.get(contender)
             if package in self.absent:
                 raise RuntimeError(self.absent[package])
@@ -108,20 +117,23 @@ class Workers:
             except subprocess.CalledProcessError as error:
                 self.absent[package] = f"{package} did not install: pip ended with {error.returncode}"
                 raise RuntimeError(self.absent[package]) from error
-            worker = Worker(python, self.scratch / f"{contender.replace(' ', '-')}.log")
-            self.running[contender] = worker
+            log = self.scratch / f"{contender.replace(' ', '-')}-{'memory' if key[1] else 'time'}.log"
+            worker = Worker(python, log, SHARP if key[1] else KEEPING)
+            self.running[key] = worker
             own = worker.versions if package is None else {package: worker.versions.get(package, "?")}
             self.versions |= own
         try:
-            return self.running[contender].run(contender=contender, **request)
+            return self.running[key].run(contender=contender, kind=kind, **request)
         except RuntimeError:
-            if self.running[contender].process.poll() is not None:
-                del self.running[contender]  # it died; another job may start it anew
+            if self.running[key].process.poll() is not None:
+                del self.running[key]  # it died; another job may start it anew
             raise
 
     def stop(self) -> None:
+        """End the processes; the next request starts new ones."""
         for worker in self.running.values():
             worker.stop()
+        self.running.clear()
 
 
 def gap(theirs: np.ndarray, ours: np.ndarray) -> float:
@@ -146,10 +158,11 @@ def race(
     only: Callable[[str], bool],
     save: Callable[[], None],
 ) -> None:
-    """Fill a cell: a warm-up whose answers are compared, a run for memory, rounds until there are so many.
+    """Fill a cell: a warm-up whose answers are compared, memory once, rounds until there are so many.
 
     `cell`: {job, sizes, rounds: [{contender: seconds}], added (bytes), gap, failed}, kept by `save` after
-    each round. `run(contender, **request)`: one run. The order is reversed every other round.
+    each round. `run(contender, **request)`: one run. The order is reversed every other round. The arrays of a
+    job without a model are small beside the packages: their memory is not looked at.
     """
     able = [job.baseline, job.again] + [name for name in job.contenders if name != job.baseline]
     able = [name for name in able if callable(job.maker(name)) and only(name)]
@@ -159,12 +172,12 @@ def race(
         file = scratch / "answer.npy"
         try:
             run(name, **request, kind="answer", file=str(file))
-            reply = run(name, **request, kind="memory")
+            if job.sizes is None and name not in cell["added"]:
+                cell["added"][name] = run(name, **request, kind="memory")["added"]
         except RuntimeError as error:
             cell["failed"][name] = str(error)
             continue
         answers[name] = np.load(file)
-        cell["added"].setdefault(name, reply["added"])
     cell["gap"] |= gaps(answers)
     able = [name for name in able if name not in cell["failed"]]
     while len(cell["rounds"]) < rounds:

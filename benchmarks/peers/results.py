@@ -1,33 +1,37 @@
-"""The numbers of a measured cell: ratios of medians, memory, who does the job, who is first."""
+"""The numbers of a measured cell: medians of ratios, memory, who does the job, who is first or level."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import comb, inf
 from statistics import median, quantiles
 from typing import Any
 
 from peers.jobs import Job
 
 US = "perpend"
+CONFIDENCE = 0.95  # of the interval of a median
+ROOM = 0.01  # of memory, within which two are level whatever the A/A row says
 
 
 @dataclass(frozen=True)
 class Result:
-    """One job at one size. rounds: {contender: seconds} each; added: bytes above what the process held; gap:
-    how far an answer is from perpend's; failed: contender -> its error; weights: the model's bytes."""
+    """One job at one size. rounds: {contender: seconds} each; added: bytes above what the process held, None
+    where it is not known; gap: how far an answer is from perpend's; failed: contender -> its error; weights:
+    the model's bytes."""
 
     job: Job
     sizes: Mapping[str, int]
     rounds: Sequence[Mapping[str, float]]
-    added: Mapping[str, int] = field(default_factory=dict)
+    added: Mapping[str, int | None] = field(default_factory=dict)
     gap: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     weights: int = 0
 
-    def by_round(self, contender: str) -> list[float]:
-        """Its seconds over the baseline's, of each round that both ran."""
-        base = self.job.baseline
+    def by_round(self, contender: str, other: str | None = None) -> list[float]:
+        """Its seconds over the `other`'s (None: the baseline's), of each round that both ran."""
+        base = other or self.job.baseline
         return [seen[contender] / seen[base] for seen in self.rounds if contender in seen and base in seen]
 
     @property
@@ -55,7 +59,8 @@ class Result:
         base = self.added.get(self.job.baseline)
         if base is None:
             return {}
-        return {name: (self.weights + x) / (self.weights + base) for name, x in self.added.items()}
+        known = {name: bytes_ for name, bytes_ in self.added.items() if bytes_ is not None}
+        return {name: (self.weights + bytes_) / (self.weights + base) for name, bytes_ in known.items()}
 
     def disagrees(self, contender: str) -> bool:
         return self.gap.get(contender, 0.0) > self.job.tolerance
@@ -66,15 +71,37 @@ class Result:
         agreeing = [name for name in self.gap if not self.disagrees(name) and name != self.job.again]
         return tuple(name for name in (US, *agreeing) if name in self.times)
 
-    def first(self, values: Mapping[str, float]) -> tuple[str, ...]:
-        """Of the ranked those with the least value, to the two decimals that are shown."""
-        return least(values, self.ranked)
+    @property
+    def quickest(self) -> tuple[str, ...]:
+        """The ranked with the least time, then those level with it: the interval of the median of their
+        ratios to it, round by round, does not lie above 1."""
+        first, others = self._ranked_by(self.times)
+        level = [name for name in others if median_interval(self.by_round(name, first[0]))[0] <= 1]
+        return (*first, *level)
+
+    @property
+    def leanest(self) -> tuple[str, ...]:
+        """The ranked with the least memory, then those level with it: within what the A/A row differs by, or
+        ROOM where that is larger."""
+        memory = self.memory
+        first, others = self._ranked_by(memory)
+        room = 1 + max(ROOM, abs(memory.get(self.job.again, 1.0) - 1))
+        return (*first, *(name for name in others if memory[name] <= room * memory[first[0]]))
+
+    def _ranked_by(self, values: Mapping[str, float]) -> tuple[list[str], list[str]]:
+        """The first of the ranked (none if none has a value), and the others, ascending."""
+        ascending = sorted((name for name in self.ranked if name in values), key=values.__getitem__)
+        return ascending[:1], ascending[1:]
 
 
-def least(values: Mapping[str, float], among: Iterable[str]) -> tuple[str, ...]:
-    """Names whose value is the smallest to two decimals; several if they are level."""
-    known = {name: round(values[name], 2) for name in among if name in values}
-    return tuple(name for name, value in known.items() if value == min(known.values()))
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The interval of the median that the sign test gives: two of the ordered values, as far inside as
+    `confidence` allows; of 15 the fourth and the twelfth. Fewer than six values tell nothing: (-∞, ∞)."""
+    ordered, count = sorted(values), len(values)
+    outside, rank = 0.0, 0  # P(the median lies below the first `rank` values), and above the last
+    while (outside := outside + comb(count, rank) / 2**count) <= (1 - confidence) / 2:
+        rank += 1
+    return (ordered[rank - 1], ordered[count - rank]) if rank else (-inf, inf)
 
 
 def results(book: Mapping[str, Any], known: Mapping[str, Job]) -> dict[str, list[Result]]:

@@ -1,9 +1,10 @@
 """The process of one contender: a request on each line of stdin, an answer on each line of stdout.
 
 A request is {job, contender, sizes, folder, kind, file}; the reply {seconds}, {added} or {error}. Kinds of
-run, in this order: `answer` warms up and writes its answer to `file`; `memory` says how many bytes the peak
-of resident memory lies above what the process held before; `time` counts. Time is the process's own
-processor time, threads included.
+run: `answer` warms up and writes its answer to `file`; `time`, after it, counts the process's own processor
+time, threads included; `memory` says how many bytes the peak of resident memory lies above what the process
+held before, the median of runs after those that fill what libraries keep. It asks for a process whose
+allocator gives back what is freed, see SHARP in peers/race.py; null where the system does not tell.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import resource
 import sys
 import time
 from contextlib import nullcontext, suppress
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from peers.jobs import Setting, jobs
+from peers.jobs import Run, Setting, jobs
+
+WARM, RUNS = 2, 5  # runs for memory: first those that are not looked at
 
 VERSIONS = (
     "perpend",
@@ -52,15 +55,28 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def resident() -> tuple[int, int]:
-    """Resident bytes now, and at their highest since `reset_peak`; the process's peak twice elsewhere."""
+def resident() -> tuple[int, int] | None:
+    """Resident bytes now, and at their highest since `reset_peak`; None where the system does not tell."""
     try:
         lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
         found = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmRSS:", "VmHWM:")}
         return found["VmRSS:"], found["VmHWM:"]
     except (OSError, KeyError):
-        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return (highest * (1 if sys.platform == "darwin" else 1024),) * 2
+        return None
+
+
+def added(run: Run) -> int | None:
+    """Bytes that `run` adds at its peak to what the process holds."""
+    seen = []
+    for _ in range(WARM + RUNS):
+        reset_peak()
+        before = resident()
+        run()
+        after = resident()
+        if before is None or after is None:
+            return None
+        seen.append(after[1] - before[0])
+    return int(median(seen[WARM:]))
 
 
 def still() -> Any:
@@ -88,15 +104,13 @@ def main() -> None:
                 made_for, run = None, None
                 run = known[asked["job"]].maker(asked["contender"])(Setting(asked["sizes"], asked["folder"]))
                 made_for = what
-            if asked["kind"] == "memory":
-                reset_peak()
-            before, _ = resident()
             with still():
-                began = time.process_time()
-                answer = run()
-                told = {"seconds": time.process_time() - began}
-            if asked["kind"] == "memory":
-                told = {"added": resident()[1] - before}
+                if asked["kind"] == "memory":
+                    told = {"added": added(run)}
+                else:
+                    began = time.process_time()
+                    answer = run()
+                    told = {"seconds": time.process_time() - began}
             if asked["kind"] == "answer":
                 save(answer, asked["file"])
         except Exception as error:  # told to the parent, which goes on without this contender and says why

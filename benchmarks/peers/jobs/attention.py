@@ -46,7 +46,7 @@ def _perpend(setting: Setting) -> Run:
     model, ids = perpend_model(setting.folder), setting.ids
 
     def run() -> Any:
-        survey = perpend.survey_attention(model, ids, window=WINDOW)
+        survey = perpend.survey_attention(model, ids, window=WINDOW, sample=0)  # no single rows
         return survey.per_layer()[["row_mass", "total", "content", "dispersion"]].to_numpy()
 
     return run
