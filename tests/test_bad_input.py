@@ -78,7 +78,7 @@ def test_texts(
         (["--window", "8", "--sink", "first:9"], "position 8 is outside"),
         (["--window", "8", "--sink", "frist"], "first"),
         (["--window", "8", "--dtype", "float23"], "did you mean 'float"),
-        (["--window", "8", "--length", "9999"], "(--length) to 256 or less"),
+        (["--window", "8", "--length", "9999"], "set --length 256 or less"),
         (["--window", "8", "--sequences", "99999"], "there are|holds"),
     ],
 )

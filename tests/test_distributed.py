@@ -271,7 +271,7 @@ def test_a_killed_process_ends_the_verb_and_another_number_of_them_resumes_it(
     kept = sorted((tmp_path / "r" / "steps").iterdir())
     assert kept, "the step that was complete is lost"
     before = {path.name: path.stat().st_mtime_ns for path in kept}
-    with pytest.raises(PerpendError, match="--resume"):
+    with pytest.raises(PerpendError, match="resume=True"):
         Run.open(tmp_path / "r")
     outcomes = perpend_in(1, [*words, "--resume"])
     assert outcomes[0][0] == 0, outcomes

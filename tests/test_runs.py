@@ -134,9 +134,9 @@ def test_a_run_that_computed_nothing_leaves_nothing(tmp_path: Path) -> None:
 
 def test_an_interrupt_names_the_resumable_folder(tmp_path: Path) -> None:
     assert interrupt(tmp_path / "r", {"one": 1}).resumable == tmp_path / "r"
-    with pytest.raises(PerpendError, match=r"not finished.*--resume"):
+    with pytest.raises(PerpendError, match=r"not finished.*resume=True"):
         Run.open(tmp_path / "r")
-    with pytest.raises(PerpendError, match="unfinished run; add --resume"):
+    with pytest.raises(PerpendError, match="unfinished run; resume=True goes on"):
         begin(tmp_path / "r")
 
 
@@ -470,9 +470,9 @@ def test_a_disk_that_fills_at_the_end_keeps_the_run_resumable(small_disk: Path) 
 
 def test_an_unwritable_place_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(PerpendError, match="choose another --out"):
+    with pytest.raises(PerpendError, match="choose another folder, out="):
         begin(tmp_path / "file")
-    with pytest.raises(PerpendError, match="choose another --out"):
+    with pytest.raises(PerpendError, match="choose another folder, out="):
         begin(tmp_path / "file" / "below")
     assert (tmp_path / "file").read_text() == "x"
 

@@ -148,7 +148,7 @@ def test_a_limit_that_is_none_is_refused(given: Any, words: str, tmp_path: Path)
 
 
 def test_a_limit_without_spreading_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--device auto"):
+    with pytest.raises(InputError, match="device=auto"):
         perpend.load(tiny.save_llama(tmp_path), device="cpu", max_memory="cpu=1GiB")
 
 

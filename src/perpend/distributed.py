@@ -177,7 +177,7 @@ def _peers() -> Iterator[None]:
     except (RuntimeError, ConnectionError, EOFError) as error:
         raise PerpendError(
             f"another process of this run has died (process {rank()}: {str(error).splitlines()[0]}); "
-            "the blocks that were complete are kept: run the same command again with --resume"
+            "the blocks that were complete are kept: run the same again with resume=True"
         ) from error
 
 

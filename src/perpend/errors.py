@@ -1,4 +1,8 @@
-"""Errors a user can act on: every message names the remedy."""
+"""Errors a user can act on: every message names the remedy.
+
+A message names a parameter as Python writes it, `dtype=float32`; the command line tells it as its own option,
+`--dtype float32` (perpend.options.as_flags).
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ Importing this module imports click and nothing heavy.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -103,13 +104,37 @@ class Verb(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         from perpend import progress, refuse
+        from perpend.errors import PerpendError
 
         progress.set_quiet(bool(ctx.params.get("quiet")))
         try:
             refuse.request(str(self.name), ctx.params)  # before torch is imported, which takes seconds
             return super().invoke(ctx)
+        except PerpendError as error:
+            error.args = (as_flags(str(error), self.params), *error.args[1:])
+            raise
         finally:
             progress.set_quiet(False)  # a program that runs verbs goes on hearing what concerns it
+
+
+_NAMED = re.compile(r"(?<![\w./:,'\"-])([a-z_]+)=((['\"]).*?\3|[\w.:/+-]*\w)?")
+
+
+def as_flags(message: str, params: Sequence[click.Parameter]) -> str:
+    """A message of the library, `dtype=float32`, in the words of a command line, `--dtype float32`.
+
+    The library names a parameter as Python writes it, with its `=`; options among `params` are told anew.
+    """
+    flags = {p.name: p for p in params if isinstance(p, click.Option)}
+
+    def told(found: re.Match[str]) -> str:
+        option, value = flags.get(found[1]), (found[2] or "").strip("'\"")
+        if option is None or (option.is_flag and value not in ("", "True")):
+            return found[0]
+        name = next((one for one in option.opts if one.startswith("--")), option.opts[0])
+        return f"{name} {value}" if value and not option.is_flag else name
+
+    return _NAMED.sub(told, message)
 
 
 def _explained(param: click.Parameter) -> bool:

@@ -166,7 +166,7 @@ def _reference_prose() -> str:
     try:
         from pydoc_data import topics
     except ImportError as error:
-        raise InputError("this Python comes without its reference texts; give a text: --text FILE") from error
+        raise InputError("this Python comes without its reference texts; give a text, text=FILE") from error
     paragraphs: dict[str, None] = {}  # topics share sections: each paragraph once, in order
     for _, topic in sorted(topics.topics.items()):
         for paragraph in topic.split("\n\n"):
@@ -185,7 +185,7 @@ def _from_hub(where: HubText, split: str, name: str) -> str:
         import datasets
     except ImportError as error:
         raise InputError(
-            f"{name} is a hub data set: pip install 'perpend[hub]', or give a file: --text FILE"
+            f"{name} is a hub data set: pip install 'perpend[hub]', or give a file, text=FILE"
         ) from error
     from perpend.models._source import hub_reachable
 
@@ -224,6 +224,6 @@ def _offline() -> Iterator[None]:
 
 def _unreachable(name: str) -> str:
     return (
-        f"{name} is a data set on the model hub, which cannot be reached from here; give a file (--text "
-        "FILE) or leave --text out for the text that comes with Python"
+        f"{name} is a data set on the model hub, which cannot be reached from here; give a file, "
+        "text=FILE, or leave text= out for the text that comes with Python"
     )

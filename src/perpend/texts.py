@@ -58,7 +58,7 @@ class Sequences:
         if count > held:
             raise InputError(
                 f"{self.text.name} holds {held} sequences of {self.length} tokens and {count} were asked "
-                "for; ask for fewer, shorten length (--length), or give a longer text (--text)"
+                "for; ask for fewer, choose a shorter length=, or give a longer text="
             )
         if seed == 0:
             return self.tokens[:count]
@@ -124,8 +124,8 @@ def sequences(
     count = len(stream) // body
     if count == 0:
         raise InputError(
-            f"{text.name} has {total} tokens, fewer than one sequence of {length}; shorten length "
-            "(--length) or give a longer text (--text)"
+            f"{text.name} has {total} tokens, fewer than one sequence of {length}; choose a "
+            "shorter length= or give a longer text="
         )
     middle = torch.tensor(stream[: count * body], dtype=torch.long).view(count, body)
     parts = [torch.tensor(ids, dtype=torch.long).expand(count, len(ids)) for ids in (opening, closing)]
@@ -171,8 +171,7 @@ def _bos_id(tokenizer: Any) -> int:
         if getattr(tokenizer, name, None) is not None:
             return int(getattr(tokenizer, name))
     raise InputError(
-        "bos=always needs a BOS, and this tokenizer has none; set tokenizer.bos_token, or use bos=auto "
-        "(--bos auto)"
+        "bos=always needs a BOS, and this tokenizer has none; set tokenizer.bos_token, or use bos=auto"
     )
 
 

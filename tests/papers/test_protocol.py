@@ -241,7 +241,7 @@ def test_without_a_hub_only_what_is_here_is_made() -> None:
     from perpend.papers.making import Machine, steps
 
     bare = Machine(hub=False, accelerator=False, models=())
-    with pytest.raises(InputError, match="--models FOLDER"):
+    with pytest.raises(InputError, match="models=FOLDER"):
         steps(find("attention/table-2"), [], [], bare)
     own = Machine(hub=False, accelerator=False, models=("smollm2-135m-instruct",))
     assert own.here(find("attention/table-2")) == "with smollm2-135m-instruct"

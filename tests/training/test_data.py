@@ -144,7 +144,7 @@ def test_what_cannot_be_prepared_is_refused_with_the_remedy(corpus, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no text file"):
         prepare(tmp_path / "empty", tmp_path / "b", vocab=270)
-    with pytest.raises(InputError, match="--valid"):
+    with pytest.raises(InputError, match="valid="):
         prepare(corpus, tmp_path / "c", vocab=270, valid=0.01)
     with pytest.raises(InputError, match="ask for a smaller one"):
         prepare(corpus, tmp_path / "d", vocab=4000, valid=0.25)
@@ -173,9 +173,9 @@ def test_batches_are_a_function_of_seed_and_step_and_each_epoch_reads_everything
 
 def test_a_corrected_request_finds_nothing_in_its_way(corpus, tmp_path):
     """A vocabulary or a share that the text does not allow leaves no tokenizer that a later one would use."""
-    with pytest.raises(InputError, match="--vocab"):
+    with pytest.raises(InputError, match="with vocab="):
         prepare(corpus, tmp_path / "out", vocab=4000, valid=0.25)
-    with pytest.raises(InputError, match="--valid"):
+    with pytest.raises(InputError, match="valid="):
         prepare(corpus, tmp_path / "out", vocab=270, valid=0.01)
     assert not begun(tmp_path / "out")
     data = prepare(corpus, tmp_path / "out", vocab=265, valid=0.25)
@@ -235,7 +235,7 @@ def test_tokenizers_that_cannot_be_loaded_are_named(corpus, tmp_path, monkeypatc
     with pytest.raises(InputError, match="cannot be loaded"):
         prepare(corpus, tmp_path / "b", tokenizer=tmp_path / "broken", valid=0.25)
     monkeypatch.setattr("perpend.models._source.hub_reachable", lambda: False)
-    with pytest.raises(InputError, match="leave --tokenizer out"):
+    with pytest.raises(InputError, match="leave tokenizer= out"):
         prepare(corpus, tmp_path / "c", tokenizer="nobody/nothing", valid=0.25)
 
 

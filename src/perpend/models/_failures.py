@@ -30,7 +30,7 @@ def explained(source: Source) -> Iterator[None]:
         if "trust_remote_code" in text or "contains custom code" in text:
             raise InputError(
                 f"{source.label} comes with Python code of its own, which perpend does not run unless asked: "
-                "trust_remote_code=True (--trust-remote-code), only if you trust its authors"
+                "trust_remote_code=True, only if you trust its authors"
             ) from error
         raise InputError(
             _hub_trouble(source, error) or f"{source.label} cannot be loaded: {_brief(error)}"
@@ -50,7 +50,7 @@ def explained(source: Source) -> Iterator[None]:
 
 def _no_memory(source: Source) -> str:
     return (
-        f"{source.label} does not fit in memory; try --dtype bfloat16, another --device, or --device auto to "
+        f"{source.label} does not fit in memory; try dtype=bfloat16, another device, or device=auto to "
         "spread it over all devices"
     )
 

@@ -64,6 +64,5 @@ def check_positions(model: Any, length: int) -> None:
     limit = positions(model)
     if limit is not None and length > limit:
         raise InputError(
-            f"length {length} is beyond the {limit} positions of this model; set length (--length) to "
-            f"{limit} or less"
+            f"length {length} is beyond the {limit} positions of this model; set length={limit} or less"
         )

@@ -68,7 +68,7 @@ def load(
     """
     place = _device(device)
     if max_memory is not None and place != "auto":
-        raise InputError("max_memory limits what device='auto' (--device auto) may use; ask for that as well")
+        raise InputError("max_memory limits what device=auto may use; ask for that as well")
     kind, limits = _dtype(dtype, place), bytes_of(max_memory)
     source = resolve(name, revision, _convert)
     scratch = Scratch() if place == "auto" else None
@@ -113,7 +113,7 @@ def _device(device: str | torch.device | None) -> str | torch.device:
             f"there is no device {device}: torch sees {torch.cuda.device_count()} CUDA devices here"
         )
     if place.type == "mps" and not torch.backends.mps.is_available():
-        raise InputError("torch sees no Apple GPU (mps) here; use --device cpu")
+        raise InputError("torch sees no Apple GPU (mps) here; use device=cpu")
     return place
 
 

@@ -87,5 +87,5 @@ def check_finite(model: nn.Module) -> None:
         more = f" and {len(bad) - 5} more tensors" if len(bad) > 5 else ""
         raise InputError(
             f"the model has NaN or infinite weights in {', '.join(bad[:5])}{more}: the checkpoint is "
-            "damaged, or its values do not fit the dtype it was loaded in (try --dtype float32)"
+            "damaged, or its values do not fit the dtype it was loaded in (try dtype=float32)"
         )

@@ -130,7 +130,7 @@ def check(item: Item, model: Named, more: Sequence[str] = ()) -> None:
 
 def _remedy(item: Item) -> str:
     named = ", ".join((*item.models, *item.also)[:4])
-    return f"models that fit: {named}" if named else "name one with --models"
+    return f"models that fit: {named}" if named else "name one with models="
 
 
 @dataclass
@@ -160,7 +160,7 @@ def chosen_models(item: Item, asked: Sequence[Named], own: Machine) -> list[Name
     if not found:
         raise InputError(
             f"{item.item} needs {' and '.join(item.needs)}: this machine has none of its models "
-            f"({', '.join(item.models)}); give one with --models FOLDER or NAME=FOLDER"
+            f"({', '.join(item.models)}); give one with models=FOLDER or NAME=FOLDER"
         )
     return found
 

@@ -36,15 +36,17 @@ def explained(what: str, path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise PerpendError(
-                f"no space left to {what} {path}: free some space or choose another --out; "
-                "steps that were complete are kept, and --resume continues from them"
+                f"no space left to {what} {path}: free some space or choose another folder, out=; "
+                "steps that were complete are kept, and resume=True continues from them"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise PerpendError(
-                f"cannot {what} {path}: {error.strerror}; choose a folder you may write to with --out"
+                f"cannot {what} {path}: {error.strerror}; choose a folder you may write to, out="
             ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR):
-            raise PerpendError(f"cannot {what} {path}: {error.strerror}; choose another --out") from error
+            raise PerpendError(
+                f"cannot {what} {path}: {error.strerror}; choose another folder, out="
+            ) from error
         raise PerpendError(f"cannot {what} {path}: {error.strerror or error}") from error
 
 
@@ -123,7 +125,7 @@ def read_json(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise PerpendError(
             f"{path} is damaged ({error}); nothing was changed, and tables and arrays beside it may still be "
-            "read directly. To run again, choose another --out or move the folder away"
+            "read directly. To run again, choose another folder, out=, or move the folder away"
         ) from error
 
 

@@ -34,12 +34,13 @@ class FolderLock:
             holder = os.read(handle, 20).decode(errors="replace").strip() or "unknown"
             os.close(handle)
             raise PerpendError(
-                f"{folder} is in use by another run (process {holder}); wait for it or choose another --out"
+                f"{folder} is in use by another run (process {holder}); wait for it or choose "
+                "another folder, out="
             ) from error
         except OSError as error:
             os.close(handle)
             raise PerpendError(
-                f"{folder} is on a file system without locks ({error.strerror}); choose another --out"
+                f"{folder} is on a file system without locks ({error.strerror}); choose another folder, out="
             ) from error
         self._handle = handle
 

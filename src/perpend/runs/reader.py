@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-_AGAIN = "run the command again into another --out"
+_AGAIN = "run it again into another folder, out="
 SHOWN = 20  # runs that a folder of runs is said to hold
 DOCUMENT, ARRAYS, REPORT = "run.json", "arrays.safetensors", "report.html"
 
@@ -60,7 +60,7 @@ class FinishedRun:
                 return load_file(path)
         except (SafetensorError, KeyError, ValueError) as error:
             raise PerpendError(
-                f"{path} is damaged ({error}); run the command again into another --out"
+                f"{path} is damaged ({error}); run it again into another folder, out="
             ) from error
 
     def _files(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ class FinishedRun:
             return pd.DataFrame()
         except ValueError as error:
             raise PerpendError(
-                f"{path} is damaged ({error}); run the command again into another --out"
+                f"{path} is damaged ({error}); run it again into another folder, out="
             ) from error
 
     def _check(self, name: str) -> None:
@@ -135,7 +135,7 @@ def _why_not(folder: Path) -> str:
     if not folder.is_dir():
         return f"no run folder at {folder}"
     if (folder / "partial.json").exists():
-        return f"{folder} holds a run that is not finished: repeat its command with --resume"
+        return f"{folder} holds a run that is not finished: repeat it with resume=True"
     inside = sorted(path.parent for path in folder.glob(f"*/{DOCUMENT}"))
     if inside:
         some = ", ".join(map(str, inside[:SHOWN])) + (", ..." if len(inside) > SHOWN else "")

@@ -268,26 +268,28 @@ def _prepare(folder: Path, asked: dict[str, Any], resume: bool) -> None:
     steps, partial = folder / STEPS, folder / PARTIAL
     if steps.is_symlink():
         raise PerpendError(
-            f"{steps} is a link; a run writes inside its own folder only: choose another --out"
+            f"{steps} is a link; a run writes inside its own folder only: choose another, out="
         )
     if (folder / DOCUMENT).exists():
         run = FinishedRun(folder)
         if not resume:
-            raise PerpendError(f"{folder} holds a finished run; choose another --out, or move it away")
+            raise PerpendError(f"{folder} holds a finished run; choose another folder, out=, or move it away")
         _same_request(folder, run.document.get("request"), asked)
         raise AlreadyFinished(run)
     if partial.exists():
         if not resume:
             raise PerpendError(
-                f"{folder} holds an unfinished run; add --resume to go on, or choose another --out"
+                f"{folder} holds an unfinished run; resume=True goes on, or choose another folder, out="
             )
         before = read_json(partial)
         _same_request(folder, before.get("request") if isinstance(before, dict) else None, asked)
         _warn_of_versions(before.get("environment"))
     elif resume:
-        raise PerpendError(f"{folder} holds no unfinished run to resume; leave out --resume to start one")
+        raise PerpendError(f"{folder} holds no unfinished run to resume; leave resume=True out to start one")
     elif steps.exists():
-        raise PerpendError(f"{folder} holds steps of a run without its partial.json; choose another --out")
+        raise PerpendError(
+            f"{folder} holds steps of a run without its partial.json; choose another folder, out="
+        )
     for left in [*folder.glob(f"{TEMPORARY}*"), *steps.glob(f"{TEMPORARY}*")]:
         left.unlink(missing_ok=True)
     with explained("create", steps):
@@ -298,13 +300,13 @@ def _prepare(folder: Path, asked: dict[str, Any], resume: bool) -> None:
 
 def _same_request(folder: Path, before: Any, asked: dict[str, Any]) -> None:
     if not isinstance(before, dict):
-        raise PerpendError(f"{folder} does not say what its run was asked for; choose another --out")
+        raise PerpendError(f"{folder} does not say what its run was asked for; choose another folder, out=")
     differ = [f"{name}: it has {old}, you ask for {new}" for name, old, new in differences(before, asked)]
     if differ:
         raise PerpendError(
             f"{folder} was started with another request, so it cannot be resumed with this one. "
             + "; ".join(differ)
-            + ". Repeat the first request, or choose another --out"
+            + ". Repeat the first request, or choose another folder, out="
         )
 
 
@@ -367,7 +369,7 @@ def _latest(command: str, asked: dict[str, Any]) -> tuple[Path, bool]:
         if path.parent.name.rpartition("-")[0] == stem and not (path.parent / DOCUMENT).exists()
     ]
     if not found:
-        raise PerpendError(f"no unfinished run {BASE}/{stem}-* to resume; name its folder with --out")
+        raise PerpendError(f"no unfinished run {BASE}/{stem}-* to resume; name its folder, out=")
     same = [folder for folder in found if not differences(_request_of(folder), asked)]
     return max(same or found, key=lambda folder: (folder / PARTIAL).stat().st_mtime), False
 

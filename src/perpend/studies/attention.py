@@ -169,7 +169,7 @@ def no_interval(survey: AttentionSurvey, replicates: int) -> str:
         return ""
     return (
         f"no intervals: all {survey.sequences} sequences are in one block, and blocks are what is resampled; "
-        "give more --sequences or a smaller --batch (in Python survey_attention(block=...))"
+        "give more sequences, or smaller batches or blocks"
     )
 
 

@@ -338,7 +338,7 @@ def _scores(measured: Sequence[Model]) -> list[predictions.Score]:
                 "narrow them"
                 if len(told) == len(rises)
                 else "no interval, so no difference can be told from that of another text; ask for "
-                "--bootstrap 100 and more sequences than one block",
+                "a bootstrap of 100 and more sequences than one block",
             )
         )
     return found

@@ -89,7 +89,7 @@ def plan(
     if support.ragged:
         raise InputError(
             "sequences differ in length, so the sink has no fixed position: windows, value weights, whole "
-            "rows and single rows need one (--sink cls)"
+            "rows and single rows need one (sink=cls)"
         )
     shared = {**options, "sink": support.rule}
     variants = [
@@ -108,7 +108,7 @@ def plan(
     if weights and support.virtual:
         raise InputError(
             "a learned sink logit has no value, so rows that hold it cannot be weighted by values; choose "
-            "another sink (--sink first)"
+            "another, such as sink=first"
         )
     variants += [Variant(kind, support, weigh) for kind, weigh in weights.items()]
     length = int(options["length"])

@@ -140,6 +140,6 @@ def _kernel(query: Tensor) -> tuple:
     if device == "cuda" and (query.dtype != torch.bfloat16 or query.shape[-1] % 8):
         raise InputError(
             "exclude-self training on CUDA needs bfloat16 and a head width divisible by 8; "
-            f"got {query.dtype} and {query.shape[-1]}; pass --dtype bfloat16"
+            f"got {query.dtype} and {query.shape[-1]}; pass dtype=bfloat16"
         )
     return _KERNELS[device]

@@ -227,7 +227,7 @@ def _tokenized(
         partial.unlink()  # nothing to go on with: another share finds nothing in its way
         raise InputError(
             f"{source} holds {done['documents']} documents of at most {PIECE} bytes, too few to keep one in "
-            f"{every} for validation; give more text or a larger share with --valid"
+            f"{every} for validation; give more text or a larger share, valid="
         )
     document = done["asked"] | {
         "vocab": size,
@@ -318,8 +318,8 @@ def _stream(source: str) -> Iterator[str]:
             raise
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise PerpendError(
-            f"the data set {source} cannot be read ({first}); what was tokenized is kept: give --resume once "
-            "the hub can be reached, or a file or folder with --text"
+            f"the data set {source} cannot be read ({first}); what was tokenized is kept: go on with "
+            "resume=True once the hub can be reached, or give a file or folder, text="
         ) from error
 
 
@@ -362,7 +362,7 @@ def _loaded(name: str) -> Any:
 
     from perpend.models._source import TOKENIZER_FILES, hub_reachable
 
-    path, remedy = Path(name), "leave --tokenizer out to train one on the text"
+    path, remedy = Path(name), "leave tokenizer= out to train one on the text"
     local = path.exists()
     if local and not any((path / file).is_file() for file in TOKENIZER_FILES):
         raise InputError(f"{name} is no folder with a tokenizer ({', '.join(TOKENIZER_FILES)}); {remedy}")
@@ -404,7 +404,7 @@ def _train_bpe(source: str, vocab: int, every: int, characters: int = 1 << 26) -
     if bpe.get_vocab_size() != vocab:
         raise InputError(
             f"{source} yields a vocabulary of {bpe.get_vocab_size()}, not {vocab}; ask for a smaller one "
-            f"with --vocab {bpe.get_vocab_size()} (at least 257, the bytes and the end of text), or give "
+            f"with vocab={bpe.get_vocab_size()} (at least 257, the bytes and the end of text), or give "
             "more text"
         )
     return bpe

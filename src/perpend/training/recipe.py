@@ -37,7 +37,7 @@ class Recipe:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.warmup < self.steps:
             raise InputError(
-                f"warm-up of {self.warmup} steps must be shorter than the run's {self.steps}; set --warmup"
+                f"warm-up of {self.warmup} steps must be shorter than the run's {self.steps}; set warmup="
             )
         if self.dtype not in ("float32", "bfloat16"):
             raise unknown_name("dtype for training", self.dtype, ["float32", "bfloat16"])
@@ -57,7 +57,7 @@ class Recipe:
         if rest or share % micro:
             raise InputError(
                 f"a batch of {self.batch} sequences does not divide into {world} process(es) of whole "
-                f"micro-batches of {micro}; choose --batch as a multiple of {world * micro}"
+                f"micro-batches of {micro}; choose batch= as a multiple of {world * micro}"
             )
         return micro, share // micro
 

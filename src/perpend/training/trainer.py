@@ -203,7 +203,7 @@ class _Training:
         if not count:
             raise InputError(
                 f"{len(stream):,} validation tokens hold no {world} sequences of {context}, one for each "
-                "process; shorten --context, or keep more with --valid"
+                "process; shorten context=, or keep more with valid="
             )
         first = distributed.rank() * count
         starts = [i * context for i in range(first, first + count)]
@@ -225,7 +225,7 @@ class _Training:
         if not math.isfinite(loss):
             raise PerpendError(
                 f"the loss of {self.variant} became {loss} before step {self.step}; "
-                f"lower --lr, and start it again in another --out ({self.out} keeps this one's)"
+                f"lower lr=, and start it again in another folder, out= ({self.out} keeps this one's)"
             )
         seconds = self.clock.now()[0]
         rate = steps * self.recipe.tokens_per_step / max(seconds - before, 1e-9)
@@ -343,12 +343,12 @@ def _check_streams(data: TokenData, context: int) -> None:
     """InputError, before the first step, where a part of the data holds no sequence."""
     for name, stream, remedy in (
         ("training", data.train, "give more text"),
-        ("validation", data.valid, "keep more with --valid, or give more text"),
+        ("validation", data.valid, "keep more with valid=, or give more text"),
     ):
         if len(stream) < context + 1:
             raise InputError(
                 f"{len(stream):,} {name} tokens hold no sequence of {context} and its target; shorten "
-                f"--context, or {remedy}"
+                f"context=, or {remedy}"
             )
 
 
@@ -368,7 +368,7 @@ def _board(out: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise PerpendError("--tensorboard needs `pip install perpend[train]`") from error
+        raise PerpendError("tensorboard=True needs `pip install perpend[train]`") from error
     return SummaryWriter(out / "tensorboard")
 
 
