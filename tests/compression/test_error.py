@@ -204,6 +204,11 @@ def test_models_that_cannot_be_compared_are_refused_with_what_differs(pair):
     config.num_hidden_layers, config.vocab_size = 2, 50
     with pytest.raises(InputError, match=r"layers: 3 against 2; vocabulary: 97 against 50"):
         measure(base, t.LlamaForCausalLM(config), tokens(1, 8))
+    config = copy.deepcopy(base.config)
+    width, config.intermediate_size = config.intermediate_size, 24
+    told = rf"mlp.gate_proj.weight of layer 0: 24 × \d+ against {width} × \d+; mlp.up_proj.weight of layer 0"
+    with pytest.raises(InputError, match=told):
+        measure(t.LlamaForCausalLM(config), base, tokens(1, 8))
     with pytest.raises(InputError, match="did you mean 'local'"):
         measure(base, base, tokens(1, 8), modes=("locale",))
 

@@ -271,13 +271,35 @@ def check_comparable(base: nn.Module, other: nn.Module) -> None:
     ours, theirs = _shape(base), _shape(other)
     differing = [
         f"{name}: {ours[name]} against {theirs[name]}" for name in ours if ours[name] != theirs[name]
-    ]
+    ] or _other_shapes(base, other)
     if differing:
         raise InputError(
             "the two models cannot be compared layer by layer; they differ in "
             + "; ".join(differing)
             + ". Both must be checkpoints of one architecture"
         )
+
+
+def _other_shapes(base: nn.Module, other: nn.Module, most: int = 3) -> list[str]:
+    """The first weights of a block that have another shape (an MLP of another width, fewer heads)."""
+    for ours, theirs in zip(blocks(base), blocks(other)):
+        mine, weights = dict(ours.module.named_parameters()), dict(theirs.module.named_parameters())
+        found = [
+            f"{name} of layer {ours.index}: {_sizes(mine[name])} against {_sizes(weights[name])}"
+            for name in mine
+            if name in weights
+            # a packed weight of a quantized model holds several values in one integer
+            and mine[name].is_floating_point()
+            and weights[name].is_floating_point()
+            and mine[name].shape != weights[name].shape
+        ]
+        if found:
+            return found[:most]
+    return []
+
+
+def _sizes(weight: Tensor) -> str:
+    return " × ".join(map(str, weight.shape))
 
 
 def _shape(model: nn.Module) -> dict[str, Any]:
