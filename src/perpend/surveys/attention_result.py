@@ -288,7 +288,8 @@ class AttentionSurvey:
         import pandas as pd
 
         r, parts = len(self.support.columns.sink), self.support.columns.parts
-        means = {name: _mean(values) for name, values in self._by_head().items()}
+        heads = self._by_head()
+        means = dict(zip(heads, _mean(np.stack(list(heads.values())))))
         table = {
             "layer": [site.index for site in self.sites],
             "block": [site.block for site in self.sites],
@@ -376,6 +377,8 @@ def _over(total: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
-    """Means over the heads that have a value, [L, H] -> [L]; NaN where none has."""
+    """Means over the heads that have a value, [..., H] -> [...]; NaN where none has."""
     known = ~np.isnan(values)
-    return _over(np.where(known, values, 0.0).sum(1), known.sum(1))
+    count = known.sum(-1)
+    total = np.where(known, values, 0.0).sum(-1)
+    return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)

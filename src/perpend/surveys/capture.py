@@ -304,7 +304,7 @@ class Capture:
         if call.mask is not None or call.padding is not None or call.rule is not None:
             weights = weights[valid_rows(call)[:, first].all(-1)]
         steps = torch.arange(length, 0, -1, device=weights.device)
-        importance = weights.sum(2, dtype=torch.float64) / steps
+        importance = weights.double().sum(2) / steps
         if layer.importance is None:
             layer.importance = importance.new_zeros(importance.shape[1:])
             layer.over = torch.zeros_like(layer.importance)

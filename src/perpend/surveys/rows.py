@@ -118,7 +118,7 @@ def _sum_rows(query: Tensor) -> Tensor:
     """Σ over rows [G, n, d] → [G, d], float64; pieces keep the widened copy small."""
     total = torch.zeros(query.shape[0], query.shape[2], dtype=torch.float64, device=query.device)
     for piece in query.split(256, dim=1):
-        total += piece.sum(1, dtype=torch.float64)
+        total += piece.double().sum(1)
     return total
 
 
@@ -166,10 +166,12 @@ def sink_split(sink_logits: Tensor, log_mass: Tensor) -> SinkSplit:
     one = sink_logits.shape[-1] == 1
     lse = sink_logits[..., 0] if one else sink_logits.logsumexp(-1)
     odds = lse - log_mass
-    share, rest = torch.sigmoid(odds), torch.sigmoid(-odds)
-    binary = share * softplus(-odds) + rest * softplus(odds)
+    against = -odds
+    share, rest = torch.sigmoid(odds), torch.sigmoid(against)
+    binary = torch.addcmul(share * softplus(against), rest, softplus(odds))
     if one:
-        return SinkSplit(share, rest, binary, torch.zeros_like(share), lse, torch.ones_like(sink_logits))
+        nothing = share.new_zeros(()).expand_as(share)
+        return SinkSplit(share, rest, binary, nothing, lse, share.new_ones(()).expand_as(sink_logits))
     pure = torch.softmax(sink_logits, -1)
     within = share * (lse - (pure * sink_logits).sum(-1))
     return SinkSplit(share, rest, binary, within, lse, pure)
@@ -205,13 +207,14 @@ def add_rows(sums: Sums, logits: Tensor, columns: Columns, work: Work, lse: Tens
     balance = balance * columns.balance_scale
     rows = (share, split.binary, content, split.rest * content, split.within, dispersion, balance)
     values = torch.stack([*rows, share.square(), dispersion.square(), balance.square()], 1)
+    together = values.double().sum(-1)
     if sums.statistics is not None:
-        sums.statistics[:, : values.shape[1]] += values.sum(-1, dtype=torch.float64)
+        sums.statistics[:, : values.shape[1]] += together
         if lse is not None:
             retained = (torch.logaddexp(log_mass, split.lse) - lse).clamp_(max=0.0).exp_()
             sums.statistics[:, -1] += retained.sum(-1, dtype=torch.float64)
     if sums.arithmetic is not None:
         part = torch.bmm((split.rest / mass)[:, None], exponents)[:, 0].double()
-        part[:, :sinks] = (share[..., None] * split.pure).sum(1, dtype=torch.float64)
+        part[:, :sinks] = together[:, :1] if sinks == 1 else (share[..., None] * split.pure).double().sum(1)
         sums.arithmetic[:, columns.order] += part
     return values

@@ -106,7 +106,7 @@ def row_logits(
     if extra is not None:
         logits = logits.add_(extra)
     seen = visible(call, rows, keys) if hide else None
-    return logits if seen is None else logits.masked_fill_(~seen, float("-inf"))
+    return logits if seen is None else torch.where(seen, logits, float("-inf"))
 
 
 def own_key_index(call: AttentionCall) -> Tensor:
