@@ -14,7 +14,7 @@ import tiny
 from perpend.errors import InputError
 from perpend.geometry import cosine_identity, decompose
 from perpend.models.stream import contributions
-from perpend.surveys import histogram
+from perpend.surveys import _update_sums, histogram
 from perpend.surveys.updates import BLOCK, SETS, STATISTICS, random_direction, survey_updates
 
 
@@ -129,6 +129,19 @@ def test_the_result_does_not_depend_on_the_batch_nor_on_resuming():
     single = survey_updates(tiny.tiny("llama"), tokens, batch=1)
     np.testing.assert_allclose(single.sums, whole.sums, rtol=1e-4, atol=1e-5)
     assert np.array_equal(single.counts, whole.counts)
+
+
+def test_the_sums_do_not_depend_on_how_many_layers_are_reduced_together(monkeypatch):
+    tokens = tiny.tokens(3, 12)
+    together = survey_updates(tiny.tiny("llama"), tokens)
+    monkeypatch.setattr(_update_sums, "TOGETHER", 1)
+    alone = survey_updates(tiny.tiny("llama"), tokens)
+    for one, two in (
+        (together.sums, alone.sums),
+        (together.bins, alone.bins),
+        (together.counts, alone.counts),
+    ):
+        assert np.array_equal(one, two)
 
 
 def test_blocks_merge_exactly():

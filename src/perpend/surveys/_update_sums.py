@@ -18,6 +18,7 @@ from perpend.models.stream import Contribution
 from perpend.surveys import histogram
 
 BLOCK = 32  # sequences whose sums are kept together
+TOGETHER = 2**14  # numbers of one kind that are reduced at once: few operations for short texts, flat memory
 TOP = 100  # one token in so many has the largest norm
 RELATIVE_ZERO = 2.0**-20  # fp32 cannot tell a smaller part of a vector from rounding
 
@@ -85,30 +86,43 @@ class Collector:
         parts = [part for part in PARTS if (layers[0], part) in self.seen]
         keep = torch.cat([batch.reshape(-1) for batch in real])
         first = torch.cat([first_real(batch).reshape(-1) for batch in real])[keep]
-        sums, counts, bins = [], [], []
-        for layer in layers:
-            three = torch.stack(
-                [torch.cat([x.reshape(3, -1) for x in self.seen[layer, part]], 1) for part in parts], 1
-            )
-            if three.device.type == "mps":
-                three = three.cpu()
-            reduced = _reduce(three.double()[..., keep.to(three.device)], first.to(three.device))
-            for collected, value in zip((sums, counts, bins), reduced):
-                collected.append(value.cpu())
-        filled = torch.stack(bins, 2)  # [4, BINNED, L, P, BINS]
-        where = filled.reshape(-1).nonzero()[:, 0]
+        together = max(1, TOGETHER // (len(parts) * len(keep)))
+        a_layer = len(parts) * histogram.BINS
+        sums, counts, places, bins = [], [], [], []
+        for start in range(0, len(layers), together):
+            some = layers[start : start + together]
+            added, counted, filled = self._reduced(some, parts, keep, first)
+            place = filled.reshape(-1).nonzero()[:, 0]
+            bins.append(filled.reshape(-1)[place])
+            # from [4, BINNED, these layers, P, BINS] to all layers
+            table, inside = place // (len(some) * a_layer), place % (len(some) * a_layer)
+            places.append((table * len(layers) + start) * a_layer + inside)
+            sums.append(added)
+            counts.append(counted)
         return {
-            "sums": torch.stack(sums, 1),  # [4, L, P, STATISTICS]
-            "counts": torch.stack(counts, 1),
-            "bins_at": where.to(torch.int32),
-            "bins": filled.reshape(-1)[where].to(torch.int32),
-            "padding": int((~keep).sum()),
+            "sums": torch.cat(sums, 1),  # [4, L, P, STATISTICS]
+            "counts": torch.cat(counts, 1),
+            "bins_at": torch.cat(places).to(torch.int32),
+            "bins": torch.cat(bins).to(torch.int32),
+            "padding": len(keep) - len(first),
             "width": self.width,
         }
 
+    def _reduced(
+        self, layers: Sequence[int], parts: Sequence[str], keep: Tensor, first: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`_reduce` of these layers, where the first of them lies, with its results on the CPU."""
+        batches = [[x.reshape(3, -1) for x in self.seen[layer, part]] for layer in layers for part in parts]
+        device = batches[0][0].device
+        if device.type == "mps":  # which has no float64
+            device = torch.device("cpu")
+        three = torch.stack([torch.cat([x.to(device) for x in batch], 1) for batch in batches], 1)
+        three = three[..., keep.to(device)].double().unflatten(1, (len(layers), len(parts)))
+        return tuple(value.cpu() for value in _reduce(three, first.to(device)))
+
 
 def _reduce(three: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums [4, P, STATISTICS], counts [4, P, COUNTS], bins [4, BINNED, P, BINS] of [3, P, N] numbers."""
+    """Sums [4, L, P, STATISTICS], counts [4, L, P, COUNTS], bins [4, BINNED, L, P, BINS] of [3, L, P, N]."""
     z, dot, across = three
     count = z.shape[-1]
     finite = torch.isfinite(three).all(0)
@@ -118,10 +132,12 @@ def _reduce(three: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     along = alpha.abs() * z
     size = torch.hypot(along, across)
     no_across = across <= RELATIVE_ZERO * size
-    reversal = (1 + alpha).abs() <= RELATIVE_ZERO
+    turn = 1 + alpha
+    reversal = turn.abs() <= RELATIVE_ZERO
     used = finite & nonzero & ~no_across & ~reversal
-    rho = across / ((1 + alpha).abs() * safe)
-    ratio = along / torch.where(no_across, 1.0, across)
+    rho = across / (turn.abs() * safe)
+    safe_across = torch.where(no_across, 1.0, across)
+    ratio = along / safe_across
     share = along / torch.where(size > 0, size, 1.0)
     values = {
         "alpha": alpha,
@@ -132,8 +148,8 @@ def _reduce(three: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         "reference_norm": z,
         "relative_norm": size / safe,
         "rho": rho,
-        "cotangent": (1 + alpha) * safe / torch.where(no_across, 1.0, across),
-        "cosine": torch.sign(1 + alpha) / torch.hypot(torch.ones_like(rho), rho),
+        "cotangent": turn * safe / safe_across,
+        "cosine": torch.sign(turn) / torch.hypot(torch.ones_like(rho), rho),
         "second_order": 1 - rho.square() / 2,
         "alpha_square": alpha.square(),
         "ratio_square": ratio.square(),
@@ -141,39 +157,41 @@ def _reduce(three: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     top = torch.zeros_like(used)
     order = torch.argsort(torch.nan_to_num(z), dim=-1, descending=True, stable=True)
     top.scatter_(-1, order[..., : -(-count // TOP)], True)
-    group = first.long() + 2 * top.long()  # [P, N], as in SETS
+    group = first.long() + 2 * top.long()  # [L, P, N], as in SETS
 
-    marks = (
-        torch.ones_like(used),
-        used,
-        finite & ~nonzero,
-        finite & nonzero & no_across,
-        finite & reversal,
-        ~finite,
-        used & (alpha < -1),
-    )
+    marks = torch.stack(
+        [
+            torch.ones_like(used),
+            used,
+            finite & ~nonzero,
+            finite & nonzero & no_across,
+            finite & reversal,
+            ~finite,
+            used & (alpha < -1),
+        ],
+        -2,
+    )  # [L, P, COUNTS, N]
+    numbers = torch.stack([values[name] for name in STATISTICS], -2)
     sums, counts = [], []
     for g in range(4):
-        inside = group == g
-        member = inside & used
-        sums.append(torch.stack([torch.where(member, values[s], 0.0).sum(-1) for s in STATISTICS], -1))
-        counts.append(torch.stack([(inside & mark).sum(-1) for mark in marks], -1))
+        inside = (group == g).unsqueeze(-2)
+        sums.append(torch.where(inside & used.unsqueeze(-2), numbers, 0.0).sum(-1))
+        counts.append((inside & marks).sum(-1))
     return torch.stack(sums), torch.stack(counts), _bins(values, group, used)
 
 
 def _bins(values: dict[str, Tensor], group: Tensor, used: Tensor) -> Tensor:
-    parts = group.shape[0]
-    part = torch.arange(parts, device=group.device)[:, None]
-    flat = []
-    for q, name in enumerate(BINNED):
-        base = name.removesuffix("_negative")
-        value, chosen = values[base], used
-        if f"{base}_negative" in BINNED:
-            chosen = used & ((value < 0) == name.endswith("_negative"))
-        place = histogram.bins_of(torch.where(chosen, value.abs(), 1.0))
-        flat.append((((group * len(BINNED) + q) * parts + part) * histogram.BINS + place)[chosen])
-    shape = (4, len(BINNED), parts, histogram.BINS)
-    return torch.bincount(torch.cat(flat), minlength=math.prod(shape)).reshape(shape)
+    """How many used tokens of each group lie in each bin, [4, BINNED, L, P, BINS]."""
+    shape = (4, len(BINNED), *group.shape[:-1], histogram.BINS)
+    names = [name for name in BINNED if not name.endswith("_negative")]
+    size = torch.where(used, torch.stack([values[name] for name in names]), 1.0)
+    quantity = torch.stack(
+        [BINNED.index(name) + (values[name] < 0).long() * (f"{name}_negative" in BINNED) for name in names]
+    )
+    row = torch.arange(math.prod(shape[2:-1]), device=group.device).view(*shape[2:-1], 1)
+    row = (group * len(BINNED) + quantity) * row.numel() + row
+    place = row * histogram.BINS + histogram.bins_of(size.abs())
+    return torch.bincount(place[used.expand_as(place)], minlength=math.prod(shape)).reshape(shape)
 
 
 def first_real(real: Tensor) -> Tensor:
