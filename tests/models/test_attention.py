@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import nn
 
+import perpend
 import tiny
 from attention_oracle import aggregate, falcon, gpt_neo, padded, plain_gpt, record, t5
 from perpend.errors import InputError, PerpendError
@@ -19,6 +20,7 @@ from perpend.models.attention import (
     patches,
     registry,
     self_weight,
+    sites,
     valid_rows,
 )
 
@@ -141,6 +143,30 @@ def test_only_the_decoder_of_a_multimodal_model_unless_its_vision_is_asked_for()
     assert len(attention_sites(model, tower="all")) == len(text) + len(vision)
     with pytest.raises(InputError, match="tower"):
         attention_sites(model, tower="audio")
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        lambda model: attach(model, lambda call, output: None),
+        lambda model: perpend.edit(model, "value.full", 0.0),
+        lambda model: perpend.ablate(model, [(0, 1), (1, 2)]),
+    ],
+    ids=["attach", "edit", "ablate"],
+)
+def test_a_context_looks_for_the_attention_layers_once(context, monkeypatch) -> None:
+    looked: list[nn.Module] = []
+    own = sites.attention_modules
+
+    def look(model, tower="text"):
+        looked.append(model)
+        return own(model, tower)
+
+    monkeypatch.setattr(sites, "attention_modules", look)
+    model = tiny.tiny("llama")
+    with context(model):
+        model(tiny.tokens())
+    assert looked == [model]
 
 
 def test_sites_say_sizes_windows_and_blocks() -> None:

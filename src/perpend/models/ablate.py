@@ -50,8 +50,8 @@ class Ablation:
     """
 
     heads: tuple[Head, ...]
-    unused_kv_heads: tuple[Head, ...]
-    unchecked: tuple[int, ...]
+    unused_kv_heads: tuple[Head, ...] = ()
+    unchecked: tuple[int, ...] = ()
     checked: set[int] = field(default_factory=set)
     _alive: set[Head] = field(default_factory=set)
     _seen: set[int] = field(default_factory=set)
@@ -81,25 +81,30 @@ def ablate(model: nn.Module, heads: Iterable[Head] | str | os.PathLike[str]) -> 
     ablation = Ablation(
         tuple((layer, head) for layer, chosen in removed.items() for head in chosen),
         tuple(unused_kv_heads(sites, removed)),
-        tuple(layer for layer in removed if layer not in _output_projections(model, sites)),
     )
-    with zeroing(model, removed, ablation):
+    with zeroing(model, sites, removed, ablation):
         yield ablation
 
 
 @contextmanager
-def zeroing(model: nn.Module, removed: Mapping[int, Sequence[int]], ablation: Ablation) -> Iterator[None]:
+def zeroing(
+    model: nn.Module,
+    sites: tuple[AttentionSite, ...],
+    removed: Mapping[int, Sequence[int]],
+    ablation: Ablation,
+) -> Iterator[None]:
     """Zero the aggregates that `removed` (layer -> heads) names *at the time of each call*, in its layers.
 
-    The mapping may change between calls (one walk through many sets), its keys may not. `ablation` keeps what
-    is seen: which heads were alive, and where the zero was checked. Raises as `ablate` does.
+    `sites` are the model's. The mapping may change between calls (one walk through many sets), its keys may
+    not. `ablation` keeps what is seen: which heads were alive, and where the zero was checked or could not
+    be. Raises as `ablate` does.
     """
-    sites = attention_sites(model)
-    projections = _output_projections(model, sites)
+    projections = _output_projections(model, [sites[layer] for layer in removed])
+    ablation.unchecked = tuple(layer for layer in removed if layer not in projections)
     ablation._unread |= {
         (layer, head)
         for layer, head in ablation.heads
-        if layer in projections and not bool(_columns(projections[layer], sites[layer], head).any())
+        if layer in projections and not torch.count_nonzero(_columns(projections[layer], sites[layer], head))
     }
     alone = [layer for layer in removed if sites[layer].path == "probabilities"]
     lost = [sites[layer].name for layer in alone if layer not in projections]
@@ -115,7 +120,7 @@ def zeroing(model: nn.Module, removed: Mapping[int, Sequence[int]], ablation: Ab
         chosen = list(removed[layer])
         ablation._seen.add(layer)
         for head in chosen:
-            if (layer, head) not in ablation._alive and bool(aggregate[..., head, :].any()):
+            if (layer, head) not in ablation._alive and torch.count_nonzero(aggregate[..., head, :]):
                 ablation._alive.add((layer, head))
         kept = aggregate.clone()
         kept[..., chosen, :] = 0
@@ -140,7 +145,7 @@ def zeroing(model: nn.Module, removed: Mapping[int, Sequence[int]], ablation: Ab
         if removed:
             # The check comes last: an adapter may itself act on the projection's input.
             hooked = [layer for layer in removed if layer not in alone]
-            stack.enter_context(attach(model, zero, layers=hooked))
+            stack.enter_context(attach(model, zero, hooked, sites=sites))
             for layer in alone:
                 stack.callback(projections[layer].register_forward_pre_hook(zero_at(layer)).remove)
             for layer in removed:
@@ -207,18 +212,15 @@ def _by_layer(sites: tuple[AttentionSite, ...], heads: Iterable[Head]) -> dict[i
     return {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
 
 
-def _output_projections(model: nn.Module, sites: tuple[AttentionSite, ...]) -> dict[int, nn.Module]:
+def _output_projections(model: nn.Module, sites: Sequence[AttentionSite]) -> dict[int, nn.Module]:
     """Layer → the module that reads its aggregate, by the family's record or as the one candidate."""
-    modules = dict(model.named_modules())
-    names = {id(module): name for name, module in modules.items()}
-    found = {site.index: last for site in sites if (last := _likely_projection(modules[site.name], site))}
-    for block in blocks(model):
-        if block.family is None or block.out_proj is None:
-            continue
-        prefix = names[id(block.module)] + "."
-        for site in sites:
-            if site.name.startswith(prefix):
-                found[site.index] = block.out_proj
+    found = {}
+    every = blocks(model) if sites else ()
+    for site in sites:
+        known = [block.out_proj for block in every if site.name.startswith(block.name + ".")]
+        module = (known and known[-1]) or _likely_projection(model.get_submodule(site.name), site)
+        if module is not None:
+            found[site.index] = module
     return found
 
 
@@ -260,7 +262,7 @@ def _zero_check(ablation: Ablation, site: AttentionSite, removed: Mapping[int, S
         if not heads:
             return
         aggregate = args[0].unflatten(-1, (site.heads, site.value_dim))
-        if bool(aggregate[..., heads, :].any()):
+        if torch.count_nonzero(aggregate[..., heads, :]):
             raise PerpendError(
                 f"{site.name}: an ablated head still reaches the output projection; this model's attention "
                 "takes a path that perpend does not see (please report the model and transformers' version)"

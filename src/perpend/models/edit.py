@@ -122,26 +122,29 @@ def edit(
         else:
             hook = value_hook(plan, change, chosen, compile)
             need_lse = change.site == "value.exclude_self"
-            stack.enter_context(attach(model, hook, layers=plan.layers, need_lse=need_lse))
+            stack.enter_context(attach(model, hook, plan.layers, need_lse=need_lse, sites=plan.sites))
         yield change
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An edit resolved on a model: its layers and (s∥, s⊥) for each, numbers or tensors (heads,)."""
+    """An edit resolved on a model: its layers and (s∥, s⊥) for each, numbers or tensors (heads,).
+
+    `sites`: the model's attention sites, None for an edit of the residual stream.
+    """
 
     layers: tuple[int, ...]
     scales: dict[int, tuple[float | Tensor, float | Tensor]] = field(default_factory=dict)
+    sites: tuple[AttentionSite, ...] | None = None
 
 
 def plan_of(model: nn.Module, change: Edit) -> Plan:
     """Resolve an edit on a model. Raises InputError for layers, heads or lists that do not fit it."""
-    if change.site in RESIDUAL_SITES:
+    sites = None if change.site in RESIDUAL_SITES else attention_sites(model)
+    if sites is None:
         indices = {block.index: 0 for block in blocks(model)}
     else:
-        indices = {site.index: site.heads for site in attention_sites(model)}
-        if not indices:
-            raise InputError(f"this model has no attention layer to edit at {change.site}")
+        indices = {site.index: site.heads for site in sites}
     layers = tuple(indices) if change.layers is None else change.layers
     for layer in layers:
         if layer not in indices:
@@ -159,7 +162,7 @@ def plan_of(model: nn.Module, change: Edit) -> Plan:
                 scale = scale[sorted(indices).index(layer)]
             pair.append(_by_head(scale, change.heads, indices[layer], name))
         scales[layer] = (pair[0], pair[1])
-    return Plan(layers, scales)
+    return Plan(layers, scales, sites)
 
 
 def _crossing(model: nn.Module) -> str:

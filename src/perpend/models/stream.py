@@ -90,24 +90,26 @@ def contributions(
     the model's forward when x + sum of contributions is not y within IDENTITY_TOLERANCE, on the first pass.
     """
     chosen = _chosen_parts(model, parts)
-    watched = _chosen_blocks(blocks(model), layers)
+    every = blocks(model)
+    watched = _chosen_blocks(every, layers)
     if not watched:
         yield watched
         return
     turns: dict[nn.Module, list[Block]] = {}
-    for block in blocks(model):
+    for block in every:
         turns.setdefault(block.module, []).append(block)
     handles: list[Any] = []
     state = _STATE.setdefault(model, _State(set(), []))
     scope = _Scope(frozenset(block.index for block in watched), chosen)
     state.scopes.append(scope)
     try:
-        owner, _, _ = locate(model, watched[0].family)
         for module, run in turns.items():
             if any(block.module is module for block in watched):
                 watch = _Watch(run, visit, scope, state)
                 handles += watch.attach()
-                handles.append(owner.register_forward_pre_hook(watch.restart))
+                if len(run) > 1:
+                    owner, _, _ = locate(model, watched[0].family)
+                    handles.append(owner.register_forward_pre_hook(watch.restart))
         yield watched
     finally:
         for handle in handles:

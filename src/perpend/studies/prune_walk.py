@@ -42,11 +42,11 @@ class Walk:
         self._masks = [_by_layer(heads) for heads in sets]
         layers = sorted({layer for masks in self._masks for layer in masks})
         self._now: dict[int, tuple[int, ...]] = dict.fromkeys(layers, ())
-        self.record = Ablation(tuple(sorted({head for heads in sets for head in heads})), (), ())
+        self.record = Ablation(tuple(sorted({head for heads in sets for head in heads})))
 
     def run(self, leaf: Leaf) -> None:
         """Walk all sets; `leaf` gets the last stream of each and the numbers of its sets, UNPRUNED first."""
-        with torch.no_grad(), zeroing(self.model, self._now, self.record):
+        with torch.no_grad(), zeroing(self.model, self.sites, self._now, self.record):
             self._branch(0, self.replay.hidden, [UNPRUNED, *range(len(self.sets))], leaf)
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from perpend.errors import InputError, PerpendError
 from perpend.models.attention import kernel, registry
 from perpend.models.attention.call import AttentionCall, AttentionSite, Hook, Tap
-from perpend.models.attention.sites import adapter_of, attention_modules, attention_sites
+from perpend.models.attention.sites import adapter_of, attention_sites
 
 
 def choose_sites(sites: tuple[AttentionSite, ...], layers: Iterable[int] | None) -> tuple[AttentionSite, ...]:
@@ -43,27 +43,28 @@ def attach(
     *,
     need_lse: bool = False,
     tower: str = "text",
+    sites: tuple[AttentionSite, ...] | None = None,
 ) -> Iterator[tuple[AttentionSite, ...]]:
     """Run `hook(call, output)` in the attention layers of a model; yields the sites it is attached to.
 
     `layers`: indices in `attention_sites(model)`, None for all. `need_lse`: fill `call.lse` from the kernel
     call that gives the output, where the kernel gives it away with bit-identical output (else `call.lse` is
-    computed beside it). `tower`: `text`, `vision` or `all` of a multimodal model.
+    computed beside it). `tower`: `text`, `vision` or `all` of a multimodal model. `sites`: what
+    `attention_sites` has just said of the model, for a caller that has asked.
 
     Raises InputError for layers that are not there and for layers that can be observed only as probabilities.
     """
-    sites = choose_sites(attention_sites(model, tower), layers)
-    modules = attention_modules(model, tower)
+    sites = choose_sites(attention_sites(model, tower) if sites is None else sites, layers)
     groups: dict[object, dict[nn.Module, Tap]] = {}
     for site in sites:
-        module = modules[site.name][0]
+        module = model.get_submodule(site.name)
         if site.path == "probabilities":
             raise InputError(
                 f"{site.name} ({type(module).__name__}) computes its attention by itself: perpend sees only "
                 "its probabilities (surveys can use them), and cannot hook its queries and keys; where the "
                 "family offers attn_implementation='sdpa', load it with that"
             )
-        home = {"registry": registry, "sdpa": kernel}.get(site.path) or adapter_of(module)
+        home = {"registry": registry, "sdpa": kernel}.get(site.path) or adapter_of(type(module))
         groups.setdefault(home, {})[module] = Tap(site, hook, need_lse)
     with ExitStack() as stack:
         for home, taps in groups.items():

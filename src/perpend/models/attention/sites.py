@@ -12,7 +12,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -85,9 +85,10 @@ def adapters() -> tuple[ModuleType, ...]:
     )
 
 
-def adapter_of(module: nn.Module) -> ModuleType | None:
-    """The adapter for this module, if one knows it."""
-    return next((adapter for adapter in adapters() if adapter.matches(module)), None)
+@cache
+def adapter_of(kind: type) -> ModuleType | None:
+    """The adapter for the modules of this class, if one knows it."""
+    return next((adapter for adapter in adapters() if adapter.matches(kind)), None)
 
 
 def implementation(module: nn.Module) -> str:
@@ -95,11 +96,25 @@ def implementation(module: nn.Module) -> str:
     return getattr(module.config, "_attn_implementation", None) or "eager"
 
 
+@cache
+def _may_attend(kind: type) -> bool:
+    """Whether modules of a class can be attention at all: most of a model's cannot, and are passed by."""
+    return (
+        "Attention" in kind.__name__
+        or issubclass(kind, nn.MultiheadAttention)
+        or routing(kind) is not None
+        or adapter_of(kind) is not None
+        or _calls_kernel(kind)
+    )
+
+
 def _path(module: nn.Module) -> str | None:
     kind = type(module)
+    if not _may_attend(kind):
+        return None
     if routing(kind) is not None and hasattr(module, "config"):
         return "registry"
-    if adapter_of(module) is not None:
+    if adapter_of(kind) is not None:
         return "adapter"
     if isinstance(module, nn.MultiheadAttention):
         return "multihead"
@@ -118,11 +133,11 @@ def _is_cross(name: str, module: nn.Module) -> bool:
     return bool(flag) or bool(_CROSS.search(name)) or "Cross" in type(module).__name__
 
 
-def _in_tower(model: nn.Module, module: nn.Module, tower: str) -> bool:
+def _in_tower(model: nn.Module, tower: str) -> Callable[[nn.Module], bool]:
     """Whether a module belongs to the asked part of a multimodal model (True for any other model)."""
-    config, own = getattr(model, "config", None), getattr(module, "config", None)
-    if tower == "all" or own is None or not hasattr(config, "get_text_config"):
-        return True
+    config = getattr(model, "config", None)
+    if tower == "all" or not hasattr(config, "get_text_config"):
+        return lambda module: True
     text = config.get_text_config(decoder=True)
     others = tuple(
         type(part)
@@ -130,9 +145,14 @@ def _in_tower(model: nn.Module, module: nn.Module, tower: str) -> bool:
         if (part := getattr(config, key, None)) is not None and type(part) is not type(text)
     )
     if text is config and not others:
-        return True
-    is_text = own is text or (type(own) is type(text)) or (text is config and not isinstance(own, others))
-    return is_text == (tower == "text")
+        return lambda module: True
+
+    def inside(module: nn.Module) -> bool:
+        own = getattr(module, "config", None)
+        is_text = own is text or (type(own) is type(text)) or (text is config and not isinstance(own, others))
+        return own is None or is_text == (tower == "text")
+
+    return inside
 
 
 def _first(owner: Any, names: tuple[str, ...]) -> int | None:
@@ -201,10 +221,11 @@ def attention_modules(model: nn.Module, tower: str = "text") -> dict[str, tuple[
     """Name -> (module, path) of each self-attention layer, in the model's own order."""
     if tower not in TOWERS:
         raise InputError(f"tower is one of {', '.join(TOWERS)}, not {tower!r}")
+    inside = _in_tower(model, tower)
     found: dict[str, tuple[nn.Module, str]] = {}
     for name, module in model.named_modules():
         path = _path(module)
-        if path and not _is_cross(name, module) and _in_tower(model, module, tower):
+        if path and not _is_cross(name, module) and inside(module):
             found[name] = (module, path)
     # the best path that exists decides: a routed model's other modules (poolers, resamplers) are no layers of
     # it

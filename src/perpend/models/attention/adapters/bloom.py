@@ -16,9 +16,9 @@ from perpend.errors import InputError
 from perpend.models.attention.call import AttentionCall, Tap, apply_taps
 
 
-def matches(module: nn.Module) -> bool:
+def matches(kind: type[nn.Module]) -> bool:
     """Whether this is BLOOM's attention."""
-    return type(module).__name__ == "BloomAttention"
+    return kind.__name__ == "BloomAttention"
 
 
 def _watch(module: nn.Module, tap: Tap) -> list[Any]:
