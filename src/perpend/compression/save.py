@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from perpend.errors import InputError, PerpendError
+from perpend.models.load import without_bars
 from perpend.models.placement import as_placed, is_spread
 from perpend.models.weights import weights_hash
 from perpend.runs.files import explained
@@ -55,7 +55,7 @@ def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[s
         path.parent.mkdir(parents=True, exist_ok=True)
     digest = weights_hash(model)
     # written beside it and moved when complete: a folder of that name is always a whole model
-    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made, _no_bars():
+    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made, without_bars():
         part = Path(made) / "model"
         model.save_pretrained(part)
         write_variant(model, part)
@@ -77,17 +77,3 @@ def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[s
             path.rmdir()
         part.rename(path)
     return {**full, "folder": str(path)}
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """transformers draws progress bars on stderr wherever it is; perpend shows its own."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -273,17 +273,28 @@ def _has_file(source: Source, names: tuple[str, ...], options: dict[str, Any]) -
 
 
 @contextmanager
+def without_bars() -> Iterator[None]:
+    """transformers draws progress bars on stderr wherever it is; perpend shows its own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
 def _quiet(source: Source) -> Iterator[None]:
     """No progress bars and load reports while reading: what matters in them is checked and raised here."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        with read_once() if source.kind == "gguf" else nullcontext():
+        with without_bars(), read_once() if source.kind == "gguf" else nullcontext():
             yield
     finally:
         logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from perpend.errors import InputError, unknown_name
+from perpend.models.load import without_bars
 from perpend.runs.files import TEMPORARY, write_atomically
 from perpend.training.model import Shape
 from perpend.training.variants import VARIANTS
@@ -113,7 +114,7 @@ def export(
     temporary = folder.with_name(f"{TEMPORARY}{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)
-    with _without_bars():
+    with without_bars():
         model.save_pretrained(temporary)
     if tokenizer is not None:
         for file in sorted(tokenizer.iterdir()):
@@ -128,19 +129,6 @@ def export(
         shutil.rmtree(folder)
     os.replace(temporary, folder)
     return folder
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def apply_if_variant(model: nn.Module, folder: str | Path) -> str | None:
