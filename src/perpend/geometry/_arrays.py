@@ -163,9 +163,10 @@ def log_ratios(rows: Tensor, *, log: bool = False) -> Tensor:
     if log:
         return rows - first
     ratios = rows.log() - first.log()
-    near = ((rows - first).abs() < first / 64) & (rows != first)
-    if bool(near.any()):
-        ratios[near] = torch.log1p((rows - first)[near] / first.expand_as(rows)[near])
+    near = (ratios.detach()[..., 1:].abs() < 1 / 64).nonzero(as_tuple=True)
+    if len(near[0]):
+        x, x0 = rows[..., 1:][near], first.expand_as(rows)[..., 1:][near]
+        ratios[..., 1:][near] = torch.log1p((x - x0) / x0)
     return ratios
 
 

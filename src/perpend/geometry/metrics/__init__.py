@@ -7,12 +7,15 @@ laws it keeps out of LAWS; the tests check that each declared law holds and that
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,11 +67,18 @@ def embedded(
     return Metric(name, title, between, matrix, laws, **more)
 
 
-BAND = 128  # rows whose distances are taken at a time
+BAND = 128  # rows whose distances torch takes at a time
+STRIP = 32  # and scipy, whose strips are written to two places while they lie in a core's cache
+FEW = 512  # points up to which one call for all pairs is quicker than strips
 
 
 def _distances(points: Tensor) -> Tensor:
-    """Euclidean distances (..., n, n) of points (..., n, d): the upper triangle by bands, mirrored."""
+    """Euclidean distances (..., n, n) of points (..., n, d): the upper triangle by bands, mirrored.
+
+    By scipy where it can: its loop over pairs does what torch's does in 60 % of the time, on one thread.
+    """
+    if points.device.type == "cpu" and not points.requires_grad:
+        return torch.from_numpy(_by_scipy(points.numpy()))
     n = points.shape[-2]
     found = points.new_zeros(*points.shape[:-1], n)
     for start in range(0, n, BAND):
@@ -79,6 +89,42 @@ def _distances(points: Tensor) -> Tensor:
         found[..., band, start:] = part
         found[..., start:, band] = part.mT
     return found
+
+
+def _by_scipy(points: np.ndarray) -> np.ndarray:
+    """The same on the processor, without a gradient; strips on as many threads as torch has."""
+    from scipy.spatial.distance import cdist, pdist, squareform
+
+    *batch, n, _ = points.shape
+    if batch:
+        found = np.empty((*batch, n, n))
+        for index in np.ndindex(*batch):
+            found[index] = _by_scipy(points[index])
+        return found
+    if 1 < n <= FEW:
+        return squareform(pdist(points), checks=False)
+    found = np.empty((n, n))
+
+    def work(starts: Sequence[int]) -> None:
+        for start in starts:
+            strip = slice(start, start + STRIP)
+            found[strip, start:] = part = cdist(points[strip], points[start:])
+            found[start:, strip] = part.T
+
+    in_threads(work, range(0, n, STRIP))
+    return found
+
+
+def in_threads(work: Callable[[Sequence[int]], None], starts: Sequence[int]) -> None:
+    """`work` on the starts of a triangle's strips, on as many threads as torch has.
+
+    Thread k of n has every n-th strip: strips shrink down the triangle, so each has an even share.
+    """
+    workers = max(1, min(torch.get_num_threads(), os.cpu_count() or 1, len(starts)))
+    if workers == 1:
+        return work(starts)
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, (starts[k::workers] for k in range(workers))))
 
 
 def metric_named(name: str) -> Metric:

@@ -11,14 +11,13 @@ Two formulas, one value:
 from __future__ import annotations
 
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from .._rows import Rows
-from . import Metric
+from . import Metric, in_threads
 
 EXACT_BELOW = 1e-4  # nats; above it the fast formula is good to a relative 1e-11
 _BLOCK = (32, 64)  # rows × rows of one block: its two buffers stay in a core's cache
@@ -57,15 +56,15 @@ def _exact(p: Tensor, q: Tensor) -> Tensor:
 def _fill(p: Tensor, out: Tensor) -> None:
     """Write the matrix of one set of rows: strips of the upper triangle, then its mirror."""
     negentropy = _xlogx_sum(p)
-    strips = list(range(0, len(p), _BLOCK[0]))
-    workers = 1 if p.is_cuda else max(1, min(torch.get_num_threads(), os.cpu_count() or 1, len(strips)))
-    # Strip k goes to worker k mod n: strips shrink down the triangle, so each worker gets an even share.
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(lambda k: _strips(p, negentropy, out, strips[k::workers]), range(workers)))
+    strips = range(0, len(p), _BLOCK[0])
+    if p.is_cuda:
+        _strips(p, negentropy, out, strips)
+    else:
+        in_threads(lambda starts: _strips(p, negentropy, out, starts), strips)
     out.copy_(out.triu(1) + out.triu(1).T)
 
 
-def _strips(p: Tensor, negentropy: Tensor, out: Tensor, starts: list[int]) -> None:
+def _strips(p: Tensor, negentropy: Tensor, out: Tensor, starts: Sequence[int]) -> None:
     """The strips of the upper triangle that begin at the rows `starts`."""
     rows, columns = _BLOCK if not p.is_cuda else (_BLOCK[0], len(p))
     half = p / 2
