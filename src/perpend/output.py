@@ -7,13 +7,12 @@ piped into another program as it is.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from perpend import distributed
+from perpend import distributed, rounding
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +82,7 @@ def terminal() -> Console:
     return Console(width=None if sys.stdout.isatty() else 200)
 
 
-def table(frame: pd.DataFrame, title: str | None = None, digits: int = 4) -> Any:
+def table(frame: pd.DataFrame, title: str | None = None, digits: int = rounding.LEAST) -> Any:
     """A rich table: numbers to the right at `digits` significant digits, gaps as a dash."""
     from rich.table import Table
     from rich.text import Text
@@ -91,35 +90,15 @@ def table(frame: pd.DataFrame, title: str | None = None, digits: int = 4) -> Any
     out = Table(title=Text(title) if title else None, title_justify="left", header_style="bold", box=_box())
     for name, kind in frame.dtypes.items():
         out.add_column(Text(str(name).replace("_", " ")), justify="right" if kind.kind in "fiu" else "left")
-    enough = [_digits(frame.iloc[:, i], digits) for i in range(frame.shape[1])]
+    enough = [rounding.digits(frame.iloc[:, i], digits) for i in range(frame.shape[1])]
     for row in frame.itertuples(index=False):
-        out.add_row(*(Text(_cell(value, each)) for value, each in zip(row, enough)))
+        out.add_row(*(Text(rounding.cell(value, each)) for value, each in zip(row, enough)))
     return out
-
-
-def _digits(column: pd.Series, least: int, most: int = 7) -> int:
-    """Significant digits that show how a column's numbers differ: its spread to two, within bounds."""
-    if column.dtype.kind != "f":
-        return least
-    sizes = column[column.abs() < math.inf]
-    span = float(sizes.max() - sizes.min()) if len(sizes) > 1 else 0.0
-    if span <= 0:
-        return least
-    needed = math.floor(math.log10(float(sizes.abs().max()))) - math.floor(math.log10(span)) + 2
-    return min(max(least, needed), most)
 
 
 def lines(title: str, items: Sequence[str]) -> str:
     """A titled list of sentences."""
     return "\n".join([title, *(f"  · {item}" for item in items)])
-
-
-def _cell(value: Any, digits: int) -> str:
-    if value is None or value != value:
-        return "–"
-    if isinstance(value, float):
-        return f"{value or 0.0:.{digits}g}"  # -0.0 is 0
-    return str(value)
 
 
 def _box() -> Any:

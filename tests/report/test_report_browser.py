@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import http.server
 import io
+import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from perpend.report import theme
-from perpend.report.page import compare
+from perpend import output
+from perpend.report import Figure, charts, theme
+from perpend.report.page import build, compare
 from perpend.runs import FinishedRun
 
 CELL = "#figure-0 .chart .mark-rect path"
@@ -226,3 +230,94 @@ def test_a_large_model_opens_quickly(browser, make_run: Callable[..., FinishedRu
     browser.open(page)
     assert browser.js("return performance.now()") < 15_000
     assert browser.complaints() == []
+
+
+def one_figure(
+    monkeypatch: pytest.MonkeyPatch, run: FinishedRun, path: Path, chart, table: pd.DataFrame
+) -> Path:
+    """A page of one figure."""
+    from perpend.commands import fake
+
+    monkeypatch.setattr(fake, "figures", lambda run: [Figure("One", "What?", chart, table, "So.")])
+    path.write_text(build(run), encoding="utf-8")
+    return path
+
+
+def test_a_table_shows_numbers_as_the_terminal_does(browser, run, tmp_path: Path, monkeypatch) -> None:
+    hard = pd.DataFrame(
+        {
+            "near": [10.8101, 10.8123, 10.8120, 10.8110, 10.8100],
+            "wide": [123456.7, 0.000012345, -0.5, 1234.56, 9999.7],
+            "whole": [134515008.0, 3.0, -2.0, 0.0, math.nan],
+            "count": [1, 20, 300, 4000, 50000],
+            "kept": [True, False, True, True, False],
+            "name": ["a", "b", "", "d", "e"],
+        }
+    )
+    chart = charts.scatter(hard, "count", "near")
+    browser.open(one_figure(monkeypatch, run, tmp_path / "page.html", chart, hard))
+    browser.point("#figure-0 button[data-do=table]", click=True)
+    shown = browser.wait(
+        "const rows = [...document.querySelectorAll('.numbers tbody tr')];"
+        "return rows.length && rows.map(r => [...r.cells].map(c => c.textContent))"
+    )
+    terminal = [list(column.cells) for column in output.table(hard.replace({"name": {"": None}})).columns]
+    assert shown == [[str(cell) for cell in row] for row in zip(*terminal)]
+    assert [row[0] for row in shown] == ["10.8101", "10.8123", "10.812", "10.811", "10.81"]
+    assert [row[1] for row in shown] == ["123457", "1.234e-05", "-0.5", "1235", "10000"]
+    assert [row[2] for row in shown] == ["134515008", "3", "-2", "0", "–"]
+    browser.point("#figure-0 button[data-do=csv]", click=True)
+    assert "10.8101,123456.7,134515008,1,true,a" in browser.downloaded("one.csv")
+
+
+def test_no_word_of_a_table_is_broken_for_want_of_room(browser, run, tmp_path: Path, monkeypatch) -> None:
+    table = pd.DataFrame({f"a long name of column {i}": [0.5, 0.25] for i in range(14)})
+    table.insert(0, "metric", ["jensen_shannon", "euclidean"])
+    chart = charts.bars(table, "a long name of column 0", by="metric")
+    page = one_figure(monkeypatch, run, tmp_path / "page.html", chart, table)
+    for width in (1280, 390):
+        browser.open(page, width=width)
+        browser.point("#figure-0 button[data-do=table]", click=True)
+        heights = browser.wait(
+            "const rows = [...document.querySelectorAll('.numbers tbody tr')];"
+            "return rows.length && rows.map(r => r.cells[0].offsetHeight)"
+        )
+        assert max(heights) < 40, "a word takes two lines"
+        assert browser.js("return document.documentElement.scrollWidth") <= width
+
+
+def test_names_of_points_cross_nothing(browser, run, tmp_path: Path, monkeypatch) -> None:
+    rng = np.random.default_rng(4)
+    points = pd.DataFrame({"x": rng.random(14), "y": rng.random(14)})
+    points["name"] = [f"some-model-{i}b" for i in range(14)]
+    curve = pd.DataFrame({"x": [0.0, 0.5, 1.0], "y": [0.0, 0.7, 1.0]})
+    chart = charts.scatter(points, "x", "y", curve=curve, name="name")
+    three = {"one": chart, "two": chart, "three": chart}
+    page = one_figure(monkeypatch, run, tmp_path / "page.html", three, points)
+    crossing = """return [...document.querySelectorAll('.chart svg')].map(svg => {
+      const box = (e) => e.getBoundingClientRect();
+      const names = [...svg.querySelectorAll('.mark-text.role-mark text')].map(box);
+      const marks = [...svg.querySelectorAll('.mark-symbol.role-mark path')].map(box);
+      const cross = (a, b) => a.left < b.right - 1 && b.left < a.right - 1
+        && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+      const bad = names.filter((a, i) => [...marks, ...names.slice(0, i)].some(b => cross(a, b)));
+      const cut = names.filter(a => a.left < box(svg).left - 1 || a.right > box(svg).right + 1);
+      return [names.length, marks.length, bad.length + cut.length];
+    })"""
+    for width in (1280, 390):
+        browser.open(page, width=width)
+        for names, marks, bad in browser.js(crossing):
+            assert names >= 5
+            assert marks == 14
+            assert bad == 0
+
+
+def test_conventions_use_a_phone_s_width(browser, run: FinishedRun) -> None:
+    browser.open(run.folder / "report.html", width=390)
+    places = browser.js(
+        "return [...document.querySelectorAll('.conventions dd')].map(e => {"
+        "const r = e.getBoundingClientRect(); return [r.left, r.width]; })"
+    )
+    assert len(places) == 5
+    assert len({left for left, _ in places}) == 1  # one column
+    assert all(width > 0.58 * 390 for _, width in places)

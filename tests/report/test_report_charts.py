@@ -14,7 +14,7 @@ from scipy.cluster.hierarchy import linkage
 
 from perpend.errors import InputError
 from perpend.report import charts, theme
-from perpend.report.encodings import without_overlap
+from perpend.report.labels import named
 
 ODD = "a.b[0]:Q 'x' \"y\" \\z"
 
@@ -137,12 +137,12 @@ def test_tables_are_left_as_they_were() -> None:
 def test_names_that_would_collide_are_left_out_and_the_rare_series_wins() -> None:
     table = pd.DataFrame({"x": [0.0, 0.5, 0.501, 1.0], "y": [0.0, 0.5, 0.501, 1.0]})
     table["name"], table["kind"] = ["a", "common", "mine", "b"], ["other", "other", "this", "other"]
-    shown = without_overlap(table, "x", "y", "name", "kind", 0.5)
+    shown = named(table, "x", "y", "name", "kind")
     assert shown["name"].tolist() == ["a", "mine", "b"]
     apart = table.assign(y=[0.0, 0.2, 0.9, 1.0])
-    assert len(without_overlap(apart, "x", "y", "name", None, 0.5)) == 4
+    assert len(named(apart, "x", "y", "name", None)) == 4
     gaps = table.assign(y=[np.nan, 0.5, np.nan, 1.0])
-    assert without_overlap(gaps, "x", "y", "name", "kind", 0.5)["name"].tolist() == ["common", "b"]
+    assert named(gaps, "x", "y", "name", "kind")["name"].tolist() == ["common", "b"]
 
 
 def many(count: int) -> pd.DataFrame:
@@ -210,9 +210,9 @@ def test_ticks_of_whole_numbers_are_whole() -> None:
 def test_names_make_room_for_what_the_curve_takes_of_the_plot() -> None:
     points = pd.DataFrame({"x": [0.030, 0.031, 0.032], "y": [0.030, 0.018, 0.017], "name": ["a", "b", "c"]})
     curve = pd.DataFrame({"x": [0.1, 0.9], "y": [0.1, 0.45]})
-    alone = without_overlap(points, "x", "y", "name", None, 0.5)
+    alone = named(points, "x", "y", "name", None)
     assert list(alone["name"]) == ["a", "b", "c"]  # a plot that is all theirs holds them
-    assert list(without_overlap(points, "x", "y", "name", None, 0.5, curve)["name"]) == ["a"]
+    assert list(named(points, "x", "y", "name", None, curve)["name"]) == ["a"]
 
 
 def test_a_line_of_one_point_is_a_point() -> None:

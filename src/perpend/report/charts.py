@@ -31,9 +31,9 @@ from perpend.report.encodings import (
     series_of,
     tip,
     tips_of,
-    without_overlap,
     words,
 )
+from perpend.report.labels import LABEL, named
 from perpend.report.trees import dendrogram, tree
 
 __all__ = [
@@ -244,7 +244,8 @@ def scatter(
 ) -> alt.LayerChart:
     """Points, named where `name` says so, over a curve (a table with the same two columns) and its band.
 
-    Names that would run into one another are left to the tooltip; the rarer series keeps its names first.
+    Names that would cross a point, the curve or one another are left to the tooltip; the rarer series keeps
+    its names first.
     """
     need(table, x, y, name, series, size, *tooltip)
 
@@ -273,14 +274,10 @@ def scatter(
     dots = base.mark_point(size=alt.Undefined if size else 58, opacity=0.85)
     layers.append(dots.encode(tooltip=tips, **sizes))
     if name:
-        ends = pd.concat([table[x], curve[x]]) if curve is not None else table[x]
-        middle = float(ends.min() + ends.max()) / 2
-        shown = without_overlap(table, x, y, name, series, middle, curve)
+        shown = named(table, x, y, name, series, curve, [c for c, log in ((x, log_x), (y, log_y)) if log])
         words_of = alt.Chart(shown).encode(x=across, y=up, text=alt.Text(field(name), type="nominal"))
-        path = f"datum[{json.dumps(x)}]"
-        side = alt.ExprRef(f"{path} > {middle!r} ? 'right' : 'left'")
-        away = alt.ExprRef(f"{path} > {middle!r} ? -8 : 8")
-        layers.append(words_of.mark_text(align=side, dx=away, dy=-6, fontSize=11, color=theme.LIGHT["soft"]))
+        align, dx, dy = (alt.ExprRef(f"datum.{column}") for column in LABEL)
+        layers.append(words_of.mark_text(align=align, dx=dx, dy=dy, fontSize=11, color=theme.LIGHT["soft"]))
     return alt.layer(*layers).properties(width="container", height=340)
 
 

@@ -1,7 +1,7 @@
 """Charts and tables as compact JSON: data once, by columns, at the digits a screen or a reader can use.
 
 A page of 32 layers × 32 heads stays small because every table is stored by columns, equal tables are stored
-once, and numbers keep seven significant digits (the run folder's own files keep all of them).
+once, and numbers that are not whole keep seven significant digits (the run folder's files keep all).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from perpend import rounding
 from perpend.report import theme
 from perpend.report.charts import CHOSEN, PICKED
 from perpend.runs import plain
@@ -29,6 +30,7 @@ class Store:
 
     def __init__(self) -> None:
         self.columns: dict[str, dict[str, list[Any]]] = {}
+        self.digits: dict[str, dict[str, int]] = {}  # of a table's columns, where not the usual number
 
     def add(self, columns: dict[str, list[Any]]) -> str:
         content = json.dumps(columns, ensure_ascii=False, allow_nan=False)
@@ -37,7 +39,10 @@ class Store:
         return name
 
     def table(self, table: pd.DataFrame) -> str:
-        return self.add({str(name): _values(table[name].tolist()) for name in table.columns})
+        name = self.add({str(name): _values(table[name].tolist()) for name in table.columns})
+        shown = {str(one): rounding.digits(table[one]) for one in table.columns}
+        self.digits[name] = {one: count for one, count in shown.items() if count != rounding.LEAST}
+        return name
 
     def rows(self, rows: list[dict[str, Any]]) -> str:
         names = list(dict.fromkeys(name for row in rows for name in row))
@@ -109,5 +114,5 @@ def _deep(value: Any) -> Any:
 def _short(value: float) -> float | int | None:
     if not math.isfinite(value):
         return None
-    rounded = float(f"{value:.{DIGITS}g}")
+    rounded = value if value.is_integer() else float(f"{value:.{DIGITS}g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

@@ -151,37 +151,3 @@ def references(heights: Mapping[str, float] | None, vertical: bool = False) -> l
         far = {"y": alt.value(-2)} if vertical else {"x": alt.value("width")}
         layers.append(label.encode(**at, **far, text=alt.Text("name:N")))
     return layers
-
-
-def without_overlap(
-    table: pd.DataFrame,
-    x: str,
-    y: str,
-    name: str,
-    series: str | None,
-    middle: float,
-    curve: pd.DataFrame | None = None,
-) -> pd.DataFrame:
-    """The rows whose names fit beside their points, on a plot as small as a phone's.
-
-    Rows of the rarest series come first. A name stands to the right of its point, left of it past `middle`.
-    The plot is as wide and high as the points and the `curve` below them.
-    """
-    width, height, letter, line = 280.0, 260.0, 6.4, 13.0
-    shown = pd.concat([table[[x, y]], curve[[x, y]]]) if curve is not None else table
-    left, low = shown[x].min(), shown[y].min()
-    across = width / ((shown[x].max() - left) or 1.0)
-    up = height / ((shown[y].max() - low) or 1.0)
-    order = table.index
-    if series is not None:
-        order = table[series].map(table[series].value_counts()).sort_values(kind="stable").index
-    kept: list[Any] = []
-    taken: list[tuple[float, float, float]] = []
-    for row in order:
-        at, size = (table.at[row, x] - left) * across, letter * len(str(table.at[row, name])) + 8
-        start, top = (at - size if table.at[row, x] > middle else at), (table.at[row, y] - low) * up
-        free = all(start + size < a or start > b or abs(top - c) > line for a, b, c in taken)
-        if free and top == top and at == at:
-            kept.append(row)
-            taken.append((start, start + size, top))
-    return table.loc[[row for row in table.index if row in set(kept)]]

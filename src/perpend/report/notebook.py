@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from perpend.rounding import cell, digits
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -67,7 +69,7 @@ def html_of(
     numbers = [(name, value) for name, value in _numbers(results or {}) if value is not None]
     if numbers:
         rows = "".join(
-            f'<tr><th>{escape(k)}</th><td class="n">{escape(_cell(v))}</td></tr>' for k, v in numbers
+            f'<tr><th>{escape(k)}</th><td class="n">{escape(cell(v))}</td></tr>' for k, v in numbers
         )
         parts.append(f"<table><tbody>{rows}</tbody></table>")
     for name, table in (tables or {}).items():
@@ -78,10 +80,14 @@ def html_of(
 def table_html(table: pd.DataFrame, rows: int = ROWS) -> str:
     """The first rows of a table; how many there are in all is said."""
     kinds = ["n" if kind.kind in "fiu" else "t" for kind in table.dtypes]
+    enough = [digits(table.iloc[:, i]) for i in range(table.shape[1])]
     head = "".join(f'<th class="{kind}">{escape(str(c))}</th>' for kind, c in zip(kinds, table.columns))
     body = "".join(
         "<tr>"
-        + "".join(f'<td class="{kind}">{escape(_cell(value))}</td>' for kind, value in zip(kinds, row))
+        + "".join(
+            f'<td class="{kind}">{escape(cell(value, each))}</td>'
+            for kind, value, each in zip(kinds, row, enough)
+        )
         + "</tr>"
         for row in table.head(rows).itertuples(index=False)
     )
@@ -99,9 +105,3 @@ def _numbers(value: Mapping[str, Any], name: str = "") -> list[tuple[str, Any]]:
         elif isinstance(item, (str, bool, int, float)):
             out.append((path, item))
     return out
-
-
-def _cell(value: Any) -> str:
-    if value is None or value != value:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -161,7 +161,13 @@ def _page(title: str, parts: Sequence[str], specs: list[Any], store: Store, runs
     style = _asset("page.css")
     style = f"{_variables()}\n{style}"
     scripts = [libraries(), _asset("page.js")] if specs else []
-    data = {"figures": specs, "data": store.columns, "roles": theme.LIGHT, "config": _config()}
+    data = {
+        "figures": specs,
+        "data": store.columns,
+        "digits": store.digits,
+        "roles": theme.LIGHT,
+        "config": _config(),
+    }
     policy = _POLICY.format(scripts=" ".join(map(_hash, scripts)) or "'none'", style=_hash(style))
     embedded = f'<script type="application/json" id="page-data">{script_json(data)}</script>' if specs else ""
     code = "".join(f"<script>{script}</script>" for script in scripts)

@@ -26,11 +26,19 @@
     return element;
   }
 
-  const show = (value) =>
+  // perpend.rounding.cell, in this language
+  function number(value, digits) {
+    const size = Math.abs(value);
+    if (size < 1e15 && (Number.isInteger(value) || size >= 10 ** (digits - 1))) return value.toFixed(0);
+    const rounded = Number(value.toPrecision(digits));
+    const tiny = Math.abs(rounded) < 1e-4 || size >= 1e15;
+    return tiny ? rounded.toExponential().replace(/e([+-])(\d)$/, "e$10$2") : String(rounded);
+  }
+  const show = (value, digits = 4) =>
     value === null || value === undefined || value === "" ? "–"
-      : typeof value === "number" ? (Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4))))
+      : typeof value === "number" ? number(value, digits)
       : typeof value === "boolean" ? (value ? "yes" : "no")
-      : Array.isArray(value) ? value.map(show).join(", ") : String(value);
+      : Array.isArray(value) ? value.map((one) => show(one, digits)).join(", ") : String(value);
   const words = (name) => name.replaceAll("_", " ");
 
   // ---- tooltip: text only, so nothing in the data can become markup ----
@@ -116,13 +124,14 @@
     table.append(text("caption", caption));
     const names = Object.keys(store[name]);
     const numeric = new Set(names.filter((n) => store[name][n].every((v) => v === null || typeof v === "number")));
+    const digits = page.digits[name] ?? {};
     const kind = (n) => (numeric.has(n) ? { class: "n" } : {});
     const head = table.createTHead().insertRow();
     for (const n of names) head.append(text("th", words(n), { scope: "col", ...kind(n) }));
     const body = table.createTBody();
     for (const row of rows(name)) {
       const line = body.insertRow();
-      for (const n of names) line.append(text("td", show(row[n]), kind(n)));
+      for (const n of names) line.append(text("td", show(row[n], digits[n]), kind(n)));
     }
     return table;
   }
