@@ -181,6 +181,24 @@ def test_the_matrix_is_the_pairs_symmetric_to_the_bit_and_ties_equal_rows(heads,
     assert 0 < matrix[40, 41] < matrix[40, 42]
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", METRICS)
+def test_the_matrix_is_the_same_in_strips_on_threads_and_with_gradients(heads, name, threads, monkeypatch):
+    x = softmax(heads)
+    whole = g.pairwise(x, **options(name, "keep"))
+    before = torch.get_num_threads()
+    monkeypatch.setattr("perpend.geometry.metrics.FEW", 1)
+    try:
+        torch.set_num_threads(threads)
+        in_strips = g.pairwise(x, **options(name, "keep"))
+        by_torch = g.pairwise(torch.from_numpy(x).requires_grad_(), **options(name, "keep"))
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_array_equal(in_strips, whole)
+    assert by_torch.requires_grad
+    np.testing.assert_allclose(by_torch.detach().numpy(), whole, rtol=1e-12, atol=1e-18)
+
+
 @pytest.mark.parametrize(("name", "policy"), [*product(METRICS, POLICIES)])
 def test_batches_and_torch(heads, name, policy):
     x = torch.from_numpy(softmax(heads[:24])).reshape(2, 12, 33)

@@ -62,23 +62,21 @@ def embedded(
         return finish(norm(embed(x) - embed(y)))
 
     def matrix(rows: Rows) -> Tensor:
-        return finish(_distances(embed(rows)))
+        points = embed(rows)
+        if points.device.type == "cpu" and not points.requires_grad:
+            return torch.from_numpy(_by_scipy(points.numpy(), finish))
+        return finish(_distances(points))
 
     return Metric(name, title, between, matrix, laws, **more)
 
 
 BAND = 128  # rows whose distances torch takes at a time
-STRIP = 32  # and scipy, whose strips are written to two places while they lie in a core's cache
+STRIP = 32  # and scipy
 FEW = 512  # points up to which one call for all pairs is quicker than strips
 
 
 def _distances(points: Tensor) -> Tensor:
-    """Euclidean distances (..., n, n) of points (..., n, d): the upper triangle by bands, mirrored.
-
-    By scipy where it can: its loop over pairs does what torch's does in 60 % of the time, on one thread.
-    """
-    if points.device.type == "cpu" and not points.requires_grad:
-        return torch.from_numpy(_by_scipy(points.numpy()))
+    """Euclidean distances (..., n, n) of points (..., n, d): the upper triangle by bands, mirrored."""
     n = points.shape[-2]
     found = points.new_zeros(*points.shape[:-1], n)
     for start in range(0, n, BAND):
@@ -91,24 +89,26 @@ def _distances(points: Tensor) -> Tensor:
     return found
 
 
-def _by_scipy(points: np.ndarray) -> np.ndarray:
-    """The same on the processor, without a gradient; strips on as many threads as torch has."""
+def _by_scipy(points: np.ndarray, finish: Callable[[Tensor], Tensor]) -> np.ndarray:
+    """The same on the processor and without a gradient, finished: scipy's loop over pairs takes 60 % of the
+    time of torch's, and a strip is finished and mirrored while it lies in a core's cache."""
     from scipy.spatial.distance import cdist, pdist, squareform
 
     *batch, n, _ = points.shape
     if batch:
         found = np.empty((*batch, n, n))
         for index in np.ndindex(*batch):
-            found[index] = _by_scipy(points[index])
+            found[index] = _by_scipy(points[index], finish)
         return found
     if 1 < n <= FEW:
-        return squareform(pdist(points), checks=False)
+        return finish(torch.from_numpy(squareform(pdist(points), checks=False))).numpy()
     found = np.empty((n, n))
 
     def work(starts: Sequence[int]) -> None:
         for start in starts:
             strip = slice(start, start + STRIP)
-            found[strip, start:] = part = cdist(points[strip], points[start:])
+            part = finish(torch.from_numpy(cdist(points[strip], points[start:]))).numpy()
+            found[strip, start:] = part
             found[start:, strip] = part.T
 
     in_threads(work, range(0, n, STRIP))
