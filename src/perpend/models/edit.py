@@ -155,8 +155,8 @@ def plan_of(model: nn.Module, change: Edit) -> Plan:
     for layer in layers:
         pair = []
         for name in ("parallel", "perpendicular"):
-            scale = torch.as_tensor(getattr(change, name), dtype=torch.float64)
-            if scale.ndim:
+            scale = getattr(change, name)
+            if isinstance(scale, list):
                 if len(scale) != len(indices):
                     raise InputError(f"`{name}` has {len(scale)} layers and the model {len(indices)}")
                 scale = scale[sorted(indices).index(layer)]
@@ -176,9 +176,12 @@ def _crossing(model: nn.Module) -> str:
     )
 
 
-def _by_head(scale: Tensor, heads: tuple[int, ...] | None, count: int, name: str) -> float | Tensor:
-    if scale.ndim == 0 and heads is None:
-        return float(scale)
+def _by_head(
+    scale: float | list[float], heads: tuple[int, ...] | None, count: int, name: str
+) -> float | Tensor:
+    if isinstance(scale, float) and heads is None:
+        return scale
+    scale = torch.as_tensor(scale, dtype=torch.float64)
     if scale.ndim and len(scale) != count:
         raise InputError(f"`{name}` has {len(scale)} heads and the layer {count}")
     full = scale.expand(count).clone()

@@ -27,18 +27,29 @@ def scale_parts(
     """s∥·Δ∥ + s⊥·Δ⊥ over the last axis, in fp32 (float64 stays), returned in the dtype of `update`."""
     wide = torch.promote_types(update.dtype, torch.float32)
     y, z = update.to(wide), reference.to(wide)
-    coefficient = coefficient_along(y, z)
-    if isinstance(perpendicular, float) and perpendicular == 1.0:
-        result = torch.addcmul(y, (parallel - 1.0) * coefficient, z)
-    else:
-        result = torch.addcmul(perpendicular * y, (parallel - perpendicular) * coefficient, z)
-    return result.to(update.dtype)
+    product = y * z
+    weight = (parallel - perpendicular) * _quotient(product, z)
+    return _scaled(y, perpendicular, weight, z, product).to(update.dtype)
 
 
 def coefficient_along(y: Tensor, z: Tensor) -> Tensor:
     """⟨y, z⟩/‖z‖² over the last axis (kept); 0 where z = 0."""
-    square = (z * z).sum(-1, keepdim=True)
-    return (y * z).sum(-1, keepdim=True).div_(square).masked_fill_(square == 0, 0.0)
+    return _quotient(y * z, z)
+
+
+def _quotient(product: Tensor, z: Tensor) -> Tensor:
+    """Σ product / ‖z‖² over the last axis (kept), `product` being y·z; 0 where z = 0."""
+    square = torch.linalg.vector_norm(z, dim=-1, keepdim=True).square()
+    return product.sum(-1, keepdim=True) / square.clamp(min=torch.finfo(z.dtype).tiny)
+
+
+def _scaled(y: Tensor, perpendicular: float | Tensor, weight: Tensor, z: Tensor, product: Tensor) -> Tensor:
+    """s⊥ y + weight · z, in the room of `product`, a tensor of the size of y whose numbers are used up."""
+    tracked = torch.is_grad_enabled() and product.requires_grad
+    room = None if tracked or torch.compiler.is_compiling() else product
+    if not isinstance(perpendicular, float) or perpendicular != 1.0:
+        y = torch.mul(y, torch.as_tensor(perpendicular, dtype=y.dtype, device=y.device), out=room)
+    return torch.addcmul(y, weight, z, out=room)
 
 
 def own_value(call: AttentionCall) -> Tensor:
@@ -96,16 +107,10 @@ def scale_aggregate(
     square = (v * v).sum(-1, keepdim=True)
     mass = _by_group(self_mass, value)
     along = _along(product.sum(-1, keepdim=True), square, mass, reference, v)
-    kept = isinstance(perpendicular, float) and perpendicular == 1.0
     weight = (parallel - perpendicular) * along
-    if not kept and mass is not None:
+    if mass is not None and not (isinstance(perpendicular, float) and perpendicular == 1.0):
         weight = weight + (1.0 - perpendicular) * mass
-    tracked = torch.is_grad_enabled() and product.requires_grad
-    room = None if tracked or torch.compiler.is_compiling() else product  # its numbers are used up
-    base = (
-        o if kept else torch.mul(o, torch.as_tensor(perpendicular, dtype=o.dtype, device=o.device), out=room)
-    )
-    return torch.addcmul(base, weight, v, out=room).flatten(2, 3).to(output.dtype)
+    return _scaled(o, perpendicular, weight, v, product).flatten(2, 3).to(output.dtype)
 
 
 def _grouped(output: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

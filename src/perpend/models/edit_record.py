@@ -7,12 +7,14 @@ Edit.load("shared.json")
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from perpend.errors import InputError, unknown_name
@@ -82,6 +84,8 @@ class Edit:
                 "use value.full or value.exclude_self, or leave `heads` out"
             )
         for name in ("parallel", "perpendicular"):
+            if type(getattr(self, name)) is float and math.isfinite(getattr(self, name)):
+                continue  # the usual case, without a tensor
             scale = _numbers(name, getattr(self, name))
             if scale.ndim > (2 if self.site in VALUE_SITES else 1):
                 raise InputError(
@@ -98,7 +102,7 @@ class Edit:
     @property
     def is_identity(self) -> bool:
         """Whether every scale is 1, so that the model's own path stays untouched."""
-        return all(bool((torch.as_tensor(scale) == 1).all()) for scale in (self.parallel, self.perpendicular))
+        return all(np.all(np.asarray(scale) == 1.0) for scale in (self.parallel, self.perpendicular))
 
     def to_json(self) -> str:
         """The edit as a JSON object with every field."""

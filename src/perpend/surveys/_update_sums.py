@@ -18,7 +18,7 @@ from perpend.models.stream import Contribution
 from perpend.surveys import histogram
 
 BLOCK = 32  # sequences whose sums are kept together
-TOGETHER = 2**14  # numbers of one kind that are reduced at once: few operations for short texts, flat memory
+TOGETHER = 2**13  # numbers of one kind that are reduced at once: few operations for short texts, flat memory
 TOP = 100  # one token in so many has the largest norm
 RELATIVE_ZERO = 2.0**-20  # fp32 cannot tell a smaller part of a vector from rounding
 
@@ -59,10 +59,11 @@ def three_numbers(update: Tensor, reference: Tensor) -> Tensor:
     wide = torch.promote_types(update.dtype, torch.float32)
     delta, z = update.to(wide), reference.to(wide)
     norm = torch.linalg.vector_norm(z, dim=-1)
-    dot = torch.linalg.vecdot(delta, z)
-    alpha = torch.where(norm > 0, dot / norm.square(), 0.0)
-    across = torch.linalg.vector_norm(torch.addcmul(delta, alpha[..., None], z, value=-1), dim=-1)
-    return torch.stack([norm, dot, across])
+    product = delta * z
+    dot = product.sum(-1)
+    alpha = dot / norm.square().clamp_(min=torch.finfo(wide).tiny)  # 0 where z = 0
+    across = torch.addcmul(delta, alpha[..., None], z, value=-1, out=product)
+    return torch.stack([norm, dot, torch.linalg.vector_norm(across, dim=-1)])
 
 
 class Collector:
@@ -94,9 +95,10 @@ class Collector:
             added, counted, filled = self._reduced(some, parts, keep, first)
             place = filled.reshape(-1).nonzero()[:, 0]
             bins.append(filled.reshape(-1)[place])
-            # from [4, BINNED, these layers, P, BINS] to all layers
-            table, inside = place // (len(some) * a_layer), place % (len(some) * a_layer)
-            places.append((table * len(layers) + start) * a_layer + inside)
+            if len(some) < len(layers):  # from [4, BINNED, these layers, P, BINS] to all layers
+                table, inside = place // (len(some) * a_layer), place % (len(some) * a_layer)
+                place = (table * len(layers) + start) * a_layer + inside
+            places.append(place)
             sums.append(added)
             counts.append(counted)
         return {
@@ -172,12 +174,9 @@ def _reduce(three: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         -2,
     )  # [L, P, COUNTS, N]
     numbers = torch.stack([values[name] for name in STATISTICS], -2)
-    sums, counts = [], []
-    for g in range(4):
-        inside = (group == g).unsqueeze(-2)
-        sums.append(torch.where(inside & used.unsqueeze(-2), numbers, 0.0).sum(-1))
-        counts.append((inside & marks).sum(-1))
-    return torch.stack(sums), torch.stack(counts), _bins(values, group, used)
+    inside = torch.stack([group == g for g in range(4)]).unsqueeze(-2)  # [4, L, P, 1, N]
+    sums = torch.where(inside & used.unsqueeze(-2), numbers, 0.0).sum(-1)
+    return sums, (inside & marks).sum(-1), _bins(values, group, used)
 
 
 def _bins(values: dict[str, Tensor], group: Tensor, used: Tensor) -> Tensor:
