@@ -41,13 +41,18 @@ def _plain(setting: Setting) -> Run:
 
 
 def _perpend(setting: Setting) -> Run:
+    import numpy as np
+
     import perpend
 
     model, ids = perpend_model(setting.folder), setting.ids
 
     def run() -> Any:
         survey = perpend.survey_attention(model, ids, window=WINDOW, sample=0)  # no single rows
-        return survey.per_layer()[["row_mass", "total", "content", "dispersion"]].to_numpy()
+        by_head = survey.statistics
+        return np.stack(
+            [by_head[name].mean(-1) for name in ("sink_mass", "total", "content", "dispersion")], -1
+        )
 
     return run
 
@@ -119,7 +124,8 @@ def _nnsight(setting: Setting) -> Run:
 JOB = Job(
     name="attention",
     title="Attention survey",
-    about="Every layer's mean sink mass, H, H(π) and C_A⊥ over heads, on the first 64 keys.",
+    about="Every layer's mean sink mass, H, H(π) and C_A⊥ over heads, on the first 64 keys. perpend takes them "
+    "head by head, with each head's mean rows and its importance as a sink, as every survey does.",
     baseline="plain",
     contenders={
         "plain": _plain,
