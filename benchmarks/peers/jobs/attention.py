@@ -124,8 +124,8 @@ def _nnsight(setting: Setting) -> Run:
 JOB = Job(
     name="attention",
     title="Attention survey",
-    about="Every layer's mean sink mass, H, H(π) and C_A⊥ over heads, on the first 64 keys. perpend takes them "
-    "head by head, with each head's mean rows and its importance as a sink, as every survey does.",
+    about="Every layer's mean sink mass, H, H(π) and C_A⊥ over heads, on the first 64 keys. perpend takes "
+    "them head by head, with each head's mean rows and its importance as a sink, as every survey does.",
     baseline="plain",
     contenders={
         "plain": _plain,
