@@ -183,13 +183,16 @@ def _bins(values: dict[str, Tensor], group: Tensor, used: Tensor) -> Tensor:
     """How many used tokens of each group lie in each bin, [4, BINNED, L, P, BINS]."""
     shape = (4, len(BINNED), *group.shape[:-1], histogram.BINS)
     names = [name for name in BINNED if not name.endswith("_negative")]
-    size = torch.where(used, torch.stack([values[name] for name in names]), 1.0)
-    quantity = torch.stack(
-        [BINNED.index(name) + (values[name] < 0).long() * (f"{name}_negative" in BINNED) for name in names]
-    )
+    numbers = torch.stack([values[name] for name in names])
+
+    def of_name(known: Sequence[int]) -> Tensor:
+        return torch.tensor(known, device=group.device).view(-1, 1, 1, 1)
+
+    signed = of_name([f"{name}_negative" in BINNED for name in names])
+    quantity = of_name([BINNED.index(name) for name in names]) + (signed & (numbers < 0))
     row = torch.arange(math.prod(shape[2:-1]), device=group.device).view(*shape[2:-1], 1)
     row = (group * len(BINNED) + quantity) * row.numel() + row
-    place = row * histogram.BINS + histogram.bins_of(size.abs())
+    place = row * histogram.BINS + histogram.bins_of(torch.where(used, numbers.abs(), 1.0))
     return torch.bincount(place[used.expand_as(place)], minlength=math.prod(shape)).reshape(shape)
 
 

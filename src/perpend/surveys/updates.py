@@ -292,7 +292,11 @@ def survey_updates(
     raises.
     """
     tokens, mask = _checked(tokens, mask)
-    chosen = parts_of(model) if parts is None else ((parts,) if isinstance(parts, str) else tuple(parts))
+    available = parts_of(model)
+    chosen = available if parts is None else ((parts,) if isinstance(parts, str) else tuple(parts))
+    notes: tuple[str, ...] = ()
+    if available != PARTS:
+        notes = (f"Block updates only, over {len(blocks(model))} blocks: {how_to_add(model)}",)
     total = len(tokens)
     count = -(-total // BLOCK)
     collector = Collector()
@@ -312,7 +316,7 @@ def survey_updates(
 
         with contributions(model, collector, parts=parts, layers=layers) as watched:
             results = map_blocks(count, compute, store=store, name="updates")
-    return _merge(results, tuple(block.index for block in watched), chosen, _notes(model))
+    return _merge(results, tuple(block.index for block in watched), chosen, notes)
 
 
 def _merge(
@@ -347,12 +351,6 @@ def _checked(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None
         if not mask.any():
             raise InputError("the mask leaves no token")
     return tokens, mask
-
-
-def _notes(model: nn.Module) -> tuple[str, ...]:
-    if len(parts_of(model)) == len(PARTS):
-        return ()
-    return (f"Block updates only, over {len(blocks(model))} blocks: {how_to_add(model)}",)
 
 
 def _number(value: float) -> float | None:
