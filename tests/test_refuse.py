@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from perpend import cli
 from perpend.compression import methods
+from perpend.errors import InputError
 from perpend.models.checks import CHECKS
 from perpend.refuse import declared
 
@@ -82,3 +85,43 @@ def test_a_name_that_is_computed_makes_the_list_unknown(
     (tmp_path / "methods_of_mine.py").write_text("A = Method('a')\nB = Method('b' + 'c')\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert declared("methods_of_mine", "Method") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("evaluate --tasks boolq", "the data of boolq are on the model hub"),
+        ("edit --tasks lambada,boolq --tasks-data {}", "the data of boolq are on the model hub"),
+        ("train --size tiny --tasks boolq", "pass --tasks-data DIR with local files"),
+        ("compress --tasks bolq", "did you mean 'boolq'"),
+        ("evaluate --tasks piqa --tasks-data {} --tasks-shots 2", "or pass --tasks-shots 0"),
+    ],
+)
+def test_tasks_without_data_are_refused_before_a_model_is_loaded(
+    words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lm_eval", reason="without the harness the names themselves are refused")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("perpend.models.load.load", lambda *a, **b: pytest.fail("a model was loaded"))
+    for name in ("lambada_openai_test", "piqa_validation"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "one two three"}\n')
+    assert cli.run(words.format(tmp_path).split()) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_tasks_whose_data_are_in_a_cache_are_the_harness_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval")
+    from perpend.evaluation.suite import check
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    with pytest.raises(InputError, match=r"the data of boolq are on the model hub.*pass data=FOLDER"):
+        check("boolq")
+    from perpend.evaluation.harness import index
+
+    [folder] = index()["boolq"]
+    named = re.search(r"dataset_path: (\S+)", (folder / "default.yaml").read_text()).group(1)
+    (tmp_path / named.replace("/", "___")).mkdir()
+    check("boolq")

@@ -114,6 +114,21 @@ def _tasks_data(folder: str, options: Mapping[str, Any]) -> None:
         raise InputError(f"--tasks-data {folder} is not a folder; give the one with the tasks' .jsonl files")
 
 
+def _tasks(tasks: str, options: Mapping[str, Any]) -> None:
+    folder = options.get("tasks_data")
+    if folder is not None:
+        _tasks_data(folder, options)
+    if not tasks.replace(",", "").strip():
+        return  # none is named: the verb says what there is to score
+    from perpend.evaluation.suite import check
+
+    try:
+        check(tasks, folder, fewshot=options.get("tasks_shots"))
+    except InputError as error:  # in the words of this command, where data= may mean something else
+        told = str(error).replace("data=FOLDER", "tasks_data=DIR").replace("fewshot=", "tasks_shots=")
+        raise InputError(told) from error
+
+
 _COMPRESSION = ("perpend.compression", "Method")
 _VERIFICATION = ("perpend.models.checks", "check")
 
@@ -139,6 +154,7 @@ CHECKS: dict[str | tuple[str, str], Callable[[Any, Mapping[str, Any]], None]] = 
     "heads_files": _heads_file,
     "edits": _edits,
     "tasks_data": _tasks_data,
+    "tasks": _tasks,
 }
 
 

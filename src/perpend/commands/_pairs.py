@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from perpend import distributed
-from perpend.commands._tasks import check_tasks
 from perpend.errors import InputError
 from perpend.job import Job
 
@@ -26,7 +25,6 @@ class Pairs:
         if len(self.options["seeds"]) != 1:
             raise InputError("one --seed: it chooses the evaluated sequences and surgery's random directions")
         self.seed = self.options["seeds"][0]
-        check_tasks(self.options)
         self.modes = tuple(dict.fromkeys(self.options["modes"])) or ("local", "propagated")
         # findings, figures and relations are about the split along the update, whatever else is asked for
         self.along = tuple(dict.fromkeys(("update", *self.options["along"])))

@@ -27,15 +27,6 @@ SHOWN = ["condition", "task", "metric", "value", "low", "high", "n", "chance", "
 PAIRED = ["condition", "task", "quantity", "difference", "low", "high", "verdict", "items_for_equivalence"]
 
 
-def check_tasks(options: Mapping[str, Any]) -> None:
-    """InputError, before anything is computed, for --tasks that could not be scored."""
-    from perpend.evaluation.suite import check
-
-    asked = task_options(options)
-    if asked["tasks"]:
-        check(asked["tasks"], asked["data"])
-
-
 class Tasks:
     """The task scores of one run.
 

@@ -31,8 +31,8 @@ def command(**options: Any) -> None:
 
     BASE and OTHER are short names, folders, hub names or .gguf files, so that a Q4 GGUF can be set against
     its fp16 original, or a fine-tuned model against its base. Both must have one architecture, one
-    vocabulary, and layers of one number and one size. Reported too: both perplexities, KL divergence and how often the top token is the
-    same.
+    vocabulary, and layers of one number and one size. Reported too: both perplexities, KL divergence and
+    how often the top token is the same.
     """
     from perpend.commands._compare import Compare
 

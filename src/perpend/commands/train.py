@@ -225,7 +225,6 @@ class Settings:
     """The options as shape, recipe, variants and seeds; checked before anything is loaded or written."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        from perpend.commands._tasks import check_tasks
         from perpend.distributed import world
         from perpend.errors import InputError, unknown_name
         from perpend.training import model
@@ -238,7 +237,6 @@ class Settings:
             raise InputError("--gpus says what --plan plans for; a run takes the devices there are")
         if options["plan"] and not 0 < options["mfu"] <= 1:
             raise InputError(f"--mfu is a share of the devices' peak between 0 and 1, not {options['mfu']:g}")
-        check_tasks({**options, "seeds": None, "batch": None})
         self.size = options["size"]
         base = model.shape(self.size)
         for name in options["variants"]:

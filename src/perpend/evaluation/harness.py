@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -24,6 +25,9 @@ from perpend.evaluation.scoring import Encoder
 _NAME = re.compile(
     r"^(?:task|group|tag):[ \t]*([\w.+-]+)[ \t]*$|^tag:[ \t]*\n((?:[ \t]*-[ \t]*[\w.+-]+[ \t]*\n)+)", re.M
 )
+_DATA = re.compile(r"^dataset_path:[ \t]*[\"']?([\w./-]+)", re.M)
+_NO_HUB = ("json", "csv", "text", "parquet", "arrow")  # data sets made of files that the task names itself
+LOCAL = "pass data=FOLDER with local files for the tasks that have them"
 HEADLINES = ("acc_norm", "acc", "exact_match_strict", "exact_match", "f1", "em", "mcc", "word_perplexity")
 SHORT = {"truthfulqa": ("truthfulqa_mc1", "truthfulqa_mc2")}
 
@@ -60,6 +64,35 @@ def wanted(tasks: Sequence[str]) -> list[str]:
 
             raise unknown_name("task", name, _near(name, [*index(), *ruler_names()]))
     return names
+
+
+def at_hand(tasks: Sequence[str]) -> None:
+    """InputError for tasks of the harness whose data set is neither on this machine nor within reach."""
+    from perpend.models._source import hub_reachable
+
+    lacking = [name for name in wanted(tasks) if not _kept(name)]
+    if lacking and not hub_reachable():
+        raise InputError(
+            f"the data of {', '.join(lacking)} are on the model hub, which cannot be reached from here; "
+            + LOCAL
+        )
+
+
+def _kept(name: str) -> bool:
+    """Whether a data set that the task's files name is in a cache of this machine, or is no hub's."""
+    from huggingface_hub import constants
+
+    cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
+    files = [path for folder in index()[name] for path in folder.glob("*.yaml")]
+    named = {
+        one for path in files for one in _DATA.findall(path.read_text(encoding="utf-8", errors="replace"))
+    }
+    return any(
+        one in _NO_HUB
+        or (cache / one.replace("/", "___")).is_dir()
+        or (Path(constants.HF_HUB_CACHE) / f"datasets--{one.replace('/', '--')}").is_dir()
+        for one in named
+    )
 
 
 def _spelt_out(tasks: Sequence[str]) -> list[str]:
@@ -115,7 +148,7 @@ def harness_scores(
     except (ConnectionError, OSError) as error:
         raise InputError(
             f"the data of {', '.join(names)} could not be reached ({type(error).__name__}: {error}); "
-            "with a hub out of reach pass data=FOLDER with local files for the tasks that have them"
+            f"with a hub out of reach {LOCAL}"
         ) from error
     opened = Encoder(tokenizer, bos).opens_with_bos()
     return [_scores(name, output, {"context": context, "bos": opened}) for name in output["samples"]]

@@ -107,13 +107,19 @@ def expand(tasks: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for one in listed for name in groups.get(one, (one,))))
 
 
-def check(tasks: str | Sequence[str], data: str | Path | None = None) -> None:
-    """InputError for tasks that `evaluate` would refuse: unknown names, files that are not in `data`."""
-    _, _, other = _sorted(expand(tasks), data)
+def check(tasks: str | Sequence[str], data: str | Path | None = None, *, fewshot: int | None = None) -> None:
+    """InputError for tasks that `evaluate` would refuse: unknown names, files that are not in `data`, data
+    sets of a hub that cannot be reached. Nothing is loaded.
+    """
+    own, _, other = _sorted(expand(tasks), data)
+    for name in own:
+        task = local.task(name)
+        if task.fewshot if fewshot is None else fewshot:
+            _check_pool(Path(str(data)), task)
     if other:
-        from perpend.evaluation.harness import wanted
+        from perpend.evaluation.harness import at_hand
 
-        wanted(other)
+        at_hand(other)
 
 
 def check_lengths(
@@ -226,12 +232,16 @@ def _pool(folder: Path, task: Task, data: TaskData) -> TaskData:
     """
     if task.shots == task.split:
         return read(folder, task)
-    if locate(folder, task, task.shots) is None:
+    _check_pool(folder, task)
+    return read(folder, task, task.shots)
+
+
+def _check_pool(folder: Path, task: Task) -> None:
+    if task.shots != task.split and locate(folder, task, task.shots) is None:
         raise InputError(
             f"worked examples of {task.name} come from its {task.shots} split: put "
             f"{task.files[0]}_{task.shots}.jsonl into {folder}, or pass fewshot=0"
         )
-    return read(folder, task, task.shots)
 
 
 def contexts(task: Task, documents: Sequence[Document], pool: TaskData | None, shots: int) -> list[str]:
