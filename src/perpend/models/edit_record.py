@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from perpend.errors import InputError, unknown_name
@@ -102,7 +101,10 @@ class Edit:
     @property
     def is_identity(self) -> bool:
         """Whether every scale is 1, so that the model's own path stays untouched."""
-        return all(np.all(np.asarray(scale) == 1.0) for scale in (self.parallel, self.perpendicular))
+        return all(
+            scale == 1.0 if isinstance(scale, float) else bool((torch.as_tensor(scale) == 1).all())
+            for scale in (self.parallel, self.perpendicular)
+        )
 
     def to_json(self) -> str:
         """The edit as a JSON object with every field."""
