@@ -28,6 +28,7 @@ SLIPS = {
     "updates --revision main": "is not read from a hub",
     "compress --method awk": "did you mean 'awq'",
     "compress --calibration nosuch.txt": "nosuch.txt",
+    "compress --device mps": "float64, which mps has not; use --device cpu",
     "prune --criterion nonsense": "content_l1",
     "prune --held-out nosuch.txt": "nosuch.txt",
     "prune --heads none.json": "none.json",

@@ -129,6 +129,11 @@ def _tasks(tasks: str, options: Mapping[str, Any]) -> None:
         raise InputError(told) from error
 
 
+def _double(device: str, options: Mapping[str, Any]) -> None:
+    if device.partition(":")[0] == "mps":  # compression.statistics.check_double tells the same of a model
+        raise InputError(f"compression is measured in float64, which {device} has not; use device=cpu")
+
+
 _COMPRESSION = ("perpend.compression", "Method")
 _VERIFICATION = ("perpend.models.checks", "check")
 
@@ -155,6 +160,8 @@ CHECKS: dict[str | tuple[str, str], Callable[[Any, Mapping[str, Any]], None]] = 
     "edits": _edits,
     "tasks_data": _tasks_data,
     "tasks": _tasks,
+    ("compress", "device"): _double,
+    ("compare", "device"): _double,
 }
 
 

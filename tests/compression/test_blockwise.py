@@ -387,3 +387,16 @@ def test_calibration_shares_no_token_with_the_evaluation_whatever_the_seed(bos, 
          if not pairs(row[None]) & pairs(cut.take(used, seed))]
     )  # fmt: skip
     assert len(got.tokens) <= len(whole.tokens)
+
+
+def test_a_device_without_float64_is_refused_before_anything_is_changed(monkeypatch):
+    from perpend.compression.error import measure
+
+    model = build("llama")
+    before = [p.clone() for p in model.parameters()]
+    monkeypatch.setattr("perpend.compression.statistics.NO_DOUBLE", {"cpu"})
+    with pytest.raises(InputError, match="float64, which cpu has not; load the model with device=cpu"):
+        compress(model, None, "magnitude")
+    with pytest.raises(InputError, match="device=cpu"):
+        measure(model, model, tokens(1, 8))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))

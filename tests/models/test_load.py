@@ -115,6 +115,20 @@ def test_dtype_and_attention_are_as_asked(tmp_path: Path) -> None:
         perpend.load(tmp_path, attn_implementation="telepathy")
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_a_mixture_of_experts_runs_in_float64(name: str, tmp_path: Path) -> None:
+    """transformers' grouped kernel of experts has no float64."""
+    model, _ = perpend.load(saved(name, tmp_path), dtype="float64")
+    single, _ = perpend.load(tmp_path, dtype="float32")
+    ids = torch.arange(1, 13)[None]
+    with torch.no_grad():
+        exact, rounded = model(ids).logits, single(ids).logits
+    assert exact.dtype == torch.float64
+    torch.testing.assert_close(exact.float(), rounded, rtol=1e-4, atol=1e-5)
+    assert (exact - rounded).abs().max() > 0  # computed, not merely kept, in float64
+    assert single.config._experts_implementation != "eager"  # other dtypes keep the fast kernel
+
+
 def test_a_model_spread_by_accelerate_has_the_same_weights(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     saved("llama", tmp_path)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from perpend.compression import regime
+from perpend.compression import compress, regime
 from perpend.errors import InputError
 from perpend.evaluation.losses import token_nll
 from perpend.evaluation.windows import as_windows
@@ -22,6 +22,7 @@ from perpend.studies.compression import (
     sentence,
 )
 from perpend.studies.compression_surgery import VARIANTS, plan, surgery
+from perpend.training.export import copied
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +178,19 @@ def test_the_gain_brings_a_shrunken_model_back(trained):
     assert repaired["loss"]["loss"] < plain["loss"]["loss"]
     refitted, _ = run_regime(base, regime("magnitude:sparsity=0.3+refit"), setting, nll)
     assert refitted["loss"]["loss"] < repaired["loss"]["loss"]
+
+
+def test_a_plan_counts_the_scales_that_stay_at_run_time(study, trained):
+    base, setting, _, _ = study
+    _, ids = trained
+    awq = regime("awq:group=4")
+    whole = compress(copied(base), setting.calibration, awq, batch=setting.batch, keep=setting.keep)
+    scales = sum(facts["extra_bytes"] for facts in whole.facts.values())
+    assert scales > 0
+    made = plan(base, awq, setting, option="bits", values=[3], map_tokens=ids[6:8], caution=0.0)
+    assert made["uniform"]["bytes"] == whole.bytes  # codes, steps and zero points, and the scales
+    bits = {(c["layer"], c["part"]): {"bits": c["bits"]} for c in made["choice"]}
+    again = compress(
+        copied(base), setting.calibration, awq, batch=setting.batch, keep=setting.keep, plan=bits
+    )
+    assert made["plan"]["bytes"] == again.bytes

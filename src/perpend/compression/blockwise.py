@@ -24,7 +24,7 @@ from perpend.compression.method import Regime
 from perpend.compression.method import regime as read_regime
 from perpend.compression.observe import observe
 from perpend.compression.replay import Replay, capture
-from perpend.compression.statistics import Statistics
+from perpend.compression.statistics import Statistics, check_double
 from perpend.errors import InputError, PerpendError, unknown_name
 from perpend.models.placement import held
 from perpend.models.stream import Block, blocks, contributions
@@ -179,6 +179,7 @@ def _checked(
     model: nn.Module, regime: Regime, layers: Sequence[int] | None, plan: Plan | None, keep: Sequence[str]
 ) -> tuple[list[int], dict[int, tuple[Matrix, ...]], dict[str, str], Any]:
     """The layers and matrices to compress, what is left and why, and each matrix's settings."""
+    check_double(model)
     found = blocks(model)
     chosen = list(range(len(found))) if layers is None else sorted({_layer(l, len(found)) for l in layers})
     if not chosen:

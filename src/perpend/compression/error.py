@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from perpend.batching import batches
 from perpend.compression.directional import ALONG, Split, isotropic_correlation, split_error
 from perpend.compression.replay import capture
+from perpend.compression.statistics import check_double
 from perpend.errors import InputError, unknown_name
 from perpend.models.placement import input_device
 from perpend.models.stream import blocks, contributions, parts_of
@@ -206,6 +207,7 @@ def measure(
         for name in given:
             if name not in known:
                 raise unknown_name(kind, name, known)
+    check_double(base)
     check_comparable(base, other)
     parts = parts_of(base)
     count = len(blocks(base))

@@ -9,9 +9,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from perpend.errors import InputError
+from perpend.models.placement import input_device
+from perpend.surveys.capture import NO_DOUBLE
 
 NEEDS = ("squares", "magnitudes", "moment")
+
+
+def check_double(model: nn.Module) -> None:
+    """InputError for a model on a device without float64, in which importances, errors and sums are taken."""
+    place = input_device(model)
+    if place.type in NO_DOUBLE:
+        raise InputError(
+            f"compression and its error are computed in float64, which {place.type} has not; load the model "
+            "with device=cpu"
+        )
 
 
 @dataclass

@@ -82,6 +82,8 @@ def load(
             scratch.keep_with(model)
             model.perpend_max_memory = limits
     check_finite(model)
+    if model.dtype == torch.float64:
+        _experts_one_by_one(model)
     model.eval()
     model.perpend_source = source
     if source.kind == "folder":
@@ -89,6 +91,14 @@ def load(
 
         apply_if_variant(model, source.place)
     return model, tokenizer
+
+
+def _experts_one_by_one(model: Any) -> None:
+    """A mixture's experts by their loop over plain products: the grouped kernel has no float64."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "_experts_implementation", None) not in (None, "eager"):
+            config._experts_implementation = "eager"
 
 
 def check_place(name: str | os.PathLike[str] | None) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor, nn
 
+    from perpend.compression.blockwise import Compression
     from perpend.compression.method import Regime
 
 # (component, norm it is given): the parts as they are, all at ‖e‖, and e⊥ shrunk to ‖e∥‖
@@ -108,21 +109,24 @@ def plan(
         raise InputError(f"a plan needs a value of {option} besides {reference}")
     common = {"batch": setting.batch, "keep": setting.keep, "progress": setting.progress}
 
-    def compressed(chosen: Regime, **more: Any) -> nn.Module:
+    def compressed(chosen: Regime, **more: Any) -> tuple[nn.Module, Compression]:
         model = copied(base)
-        compress(model, setting.calibration, chosen, **common, **more)
-        return model
+        return model, compress(model, setting.calibration, chosen, **common, **more)
 
-    uniform = compressed(regime)
+    uniform, made = compressed(regime)
     matrices = compressible(base, keep=setting.keep)
     sites = [(layer, part) for layer, own in matrices.items() for part in dict.fromkeys(m.part for m in own)]
     changes = {reference: dict.fromkeys(sites, 0.0)}
     sizes = {}
     for value in [reference, *others]:
         candidate = with_settings(regime, **{option: value})
+        moved, made = (uniform, made) if value == reference else compressed(candidate)
         sizes[value] = {
             site: sum(
-                candidate.method.bytes(m, candidate.settings) for m in matrices[site[0]] if m.part == site[1]
+                candidate.method.bytes(m, candidate.settings)
+                + made.facts[m.name].get("extra_bytes", 0)  # what it multiplies with at run time
+                for m in matrices[site[0]]
+                if m.part == site[1]
             )
             for site in sites
         }
@@ -130,7 +134,7 @@ def plan(
             continue
         table = sensitivity(
             uniform,
-            compressed(candidate),
+            moved,
             map_tokens,
             components=[(component, "own")],
             batch=setting.batch,
@@ -139,9 +143,12 @@ def plan(
         changes[value] = {
             (int(r.layer), r.part): float(r.change) + caution * float(r.se or 0.0) for r in table.itertuples()
         }
+        del moved
     budget = sum(sizes[reference].values())
     allocation = allocate(site_costs(changes, sizes), budget)
-    planned = compressed(regime, plan={site: {option: value} for site, value in allocation.choice.items()})
+    planned, made = compressed(
+        regime, plan={site: {option: value} for site, value in allocation.choice.items()}
+    )
     plain = token_nll(uniform, setting.windows, batch=setting.batch)
     better = token_nll(planned, setting.windows, batch=setting.batch)
     gap = paired(plain, better)
@@ -150,7 +157,7 @@ def plan(
         "option": option,
         "component": component,
         "uniform": {"value": reference, "bytes": budget, **_loss(perplexity("uniform", plain))},
-        "plan": {"bytes": allocation.bytes, **_loss(perplexity("plan", better))},
+        "plan": {"bytes": made.bytes, **_loss(perplexity("plan", better))},
         "difference": {"loss": gap.difference, "low": gap.low, "high": gap.high},
         "predicted": allocation.loss,
         "caution": caution,
