@@ -123,7 +123,7 @@ def measure(book: dict[str, Any], options: argparse.Namespace, todo: list[tuple[
                 began = time.monotonic()
                 race(
                     job, cell, workers.run, scratch, str(models.get(layers, "")), rounds,
-                    lambda name: not options.only or name.startswith(tuple(options.only)), keep,
+                    lambda name, base=job.baseline: name.startswith((*(options.only or [""]), base)), keep,
                 )  # fmt: skip
                 keep()
                 spent = time.monotonic() - began
@@ -142,7 +142,7 @@ def main() -> None:
     add("--layers", type=int, nargs="+", default=[2, 4, 8], help="the first for lengths, all for growth")
     add("--sequences", type=int, nargs="+", default=[1, 2, 4])
     add("--rounds", type=int, default=15)
-    add("--only", nargs="+", metavar="CONTENDER", help="contenders whose names begin so")
+    add("--only", nargs="+", metavar="CONTENDER", help="those whose names begin so, and what ratios are to")
     add("--quick", action="store_true", help="the shortest length at the first sizes, 3 rounds")
     add(
         "--out",
