@@ -20,14 +20,12 @@ Source: "Which Question Is Your Attention Metric Answering?", Appendix E.1, E.2,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from perpend.errors import InputError, PerpendError
 from perpend.progress import Advance, Progress, silent
-from perpend.report.notebook import Rich
 from perpend.studies import taxonomy
 from perpend.studies.audit_intervals import REPLICATES, BlockSums, audit_intervals
 from perpend.studies.audit_measures import (
@@ -46,6 +44,7 @@ from perpend.studies.audit_measures import (
     worst,
 )
 from perpend.studies.audit_words import findings
+from perpend.studies.result import Study
 from perpend.studies.reversal import matrices
 
 if TYPE_CHECKING:
@@ -73,15 +72,8 @@ __all__ = [
 PARTS = ("distances", "temperature", "aggregation", "sink set", "taxonomy", "witness")  # told as progress
 
 
-@dataclass(frozen=True, repr=False)
-class Audit(Rich):
-    """Plain results: `results` as in run.json, `tables` and `arrays` by name, `findings` in words."""
-
-    results: dict[str, Any]
-    tables: dict[str, pd.DataFrame]
-    arrays: dict[str, np.ndarray]
-    findings: list[str]
-    undefined: dict[str, str] = field(default_factory=dict)
+class Audit(Study):
+    """The audits of one survey."""
 
 
 def audit_signatures(

@@ -21,15 +21,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from perpend.errors import InputError
-from perpend.report.notebook import Rich
 from perpend.studies import predictions
 from perpend.studies.collapse import dispersion_disagreement
+from perpend.studies.result import Study
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,14 +161,8 @@ def sentence(parts: Mapping[str, float]) -> str:
     return f"entropy fell by {-total:.3f} nats: {'sink' if sink < content else 'content'} {by}"
 
 
-@dataclass(frozen=True, repr=False)
-class CheckpointStudy(Rich):
-    """Plain results: `results` as in run.json, `tables` by name, `findings` in words."""
-
-    results: dict[str, Any]
-    tables: dict[str, pd.DataFrame]
-    findings: list[str]
-    undefined: dict[str, str] = field(default_factory=dict)
+class CheckpointStudy(Study):
+    """The checkpoints of one training run."""
 
 
 def checkpoint_study(
@@ -233,7 +227,7 @@ def checkpoint_study(
         results["predictions"] = scored
         findings += predictions.sentences(scored)
         undefined |= {s["name"]: s["why"] for s in scored["scored"] if s["outcome"] == "undefined"}
-    return CheckpointStudy(results, tables, findings, undefined)
+    return CheckpointStudy(results, tables, findings=findings, undefined=undefined)
 
 
 def _score(used: Sequence[Checkpoint], low: int, collapse: Mapping[str, Any]) -> predictions.Score:

@@ -15,20 +15,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from perpend.errors import InputError
-from perpend.report.notebook import Rich
 from perpend.studies import predictions, reversal, taxonomy
 from perpend.studies.calibration import calibration_curve, expected_rate
 from perpend.studies.regime import regime
+from perpend.studies.result import Study
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from perpend.surveys.attention import AttentionSurvey
 
 CLASSICAL = ("cosine", "jensen_shannon", "euclidean")
@@ -157,14 +155,8 @@ def _of_signatures(
     return found
 
 
-@dataclass(frozen=True, repr=False)
-class ScaleStudy(Rich):
-    """Plain results: `results` as in run.json, `tables` by name, `findings` in words."""
-
-    results: dict[str, Any]
-    tables: dict[str, pd.DataFrame]
-    findings: list[str]
-    undefined: dict[str, str] = field(default_factory=dict)
+class ScaleStudy(Study):
+    """Several models, from the smallest to the largest."""
 
 
 def distinct(measured: Sequence[Model]) -> None:
@@ -234,8 +226,8 @@ def scale_study(
             "calibration": points,
             "calibration_curve": curve.rename(columns={"sink": "sink_mass"}),
         },
-        findings,
-        undefined,
+        findings=findings,
+        undefined=undefined,
     )
 
 

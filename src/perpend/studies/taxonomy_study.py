@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from perpend.errors import InputError, PerpendError, unknown_name
-from perpend.report.notebook import Rich
 from perpend.studies import taxonomy
+from perpend.studies.result import Study
 from perpend.studies.reversal import matrices
 
 if TYPE_CHECKING:
@@ -81,15 +81,8 @@ def protocol_named(name: str) -> Protocol:
     return PROTOCOLS[name]
 
 
-@dataclass(frozen=True, repr=False)
-class TaxonomyStudy(Rich):
-    """Plain results: `results` as in run.json, `tables` and `arrays` by name, `findings` in words."""
-
-    results: dict[str, Any]
-    tables: dict[str, pd.DataFrame]
-    arrays: dict[str, np.ndarray]
-    findings: list[str]
-    undefined: dict[str, str] = field(default_factory=dict)
+class TaxonomyStudy(Study):
+    """Clusters of heads under both conventions."""
 
 
 def taxonomy_study(
