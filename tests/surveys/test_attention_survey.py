@@ -13,7 +13,7 @@ import tiny
 from attention_oracle import falcon, gpt_neo, padded, plain_gpt, record, t5, weights
 from perpend.errors import InputError, PerpendError
 from perpend.geometry import content_dispersion, entropy, sink_balance, split_entropy
-from perpend.surveys import capture
+from perpend.surveys import capture, rows
 from perpend.surveys.attention import LOOK, survey_attention
 
 W = 8
@@ -410,10 +410,30 @@ def test_tables_add_up() -> None:
     assert np.isfinite(sample[:, 1]).all()
 
 
+def test_sequences_taken_together_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = tiny.tiny("qwen2"), tiny.tokens(5, 30)
+    options = dict(window=W, retained=True, windows=(4,), value_weights=("value",), row_sample=20)
+    together = survey_attention(model, tokens, **options)
+    monkeypatch.setattr(rows, "CPU_LOGITS", 1)  # a chunk holds eight rows, so a sequence takes several
+    alone = survey_attention(model, tokens, **options)
+    for ours, theirs in (
+        (together, alone),
+        (together.windows[4], alone.windows[4]),
+        (together.weighted["value"], alone.weighted["value"]),
+    ):
+        for name in ("logits", "arithmetic", "statistics", "rows"):
+            np.testing.assert_allclose(ours.stacked(name), theirs.stacked(name), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(together.sample, alone.sample, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(together.picked.logits, alone.picked.logits, atol=1e-5)
+
+
 def test_a_look_at_the_model_takes_a_few_tokens() -> None:
     model, tokens, passed = tiny.tiny("llama"), tiny.tokens(3, 30), []
-    model.model.embed_tokens.register_forward_hook(lambda m, args, output: passed.append(args[0].numel()))
+    handle = model.model.embed_tokens.register_forward_pre_hook(
+        lambda m, args: passed.append(args[0].numel())
+    )
     survey_attention(model, tokens, window=W)
+    handle.remove()
     assert passed == [LOOK, 3 * 30]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from perpend.surveys.rows import (
     centred_keys,
     chunk_rows,
     mean_logits,
+    over_sequences,
 )
 from perpend.surveys.supports import Support
 
@@ -97,13 +98,12 @@ class Capture:
                 call = on_cpu(call, self.retained)
                 self.forget()  # its mask is a copy, of no use to the next layer
             chosen, left_out, padding, biased = self._rows(call)
-            for b in range(call.query.shape[0]):
-                if chosen[b] is not None:
-                    self._add_sequence(call, b, chosen[b], biased)
-                elif self.sample:
-                    self._layer(call, self.support.columns)
-                    self.add_sample(call.layer, call.query.shape[1], [])
             layer = self._layer(call, self.support.columns)
+            for span, rows in self._together(call, chosen):
+                if rows is not None:
+                    self._add_sequences(call, span, rows, biased)
+                elif self.sample:
+                    self.add_sample(call.layer, call.query.shape[1], [])
             layer.calls += 1
             layer.most_calls = max(layer.most_calls, layer.calls)
             layer.left_out += left_out
@@ -159,6 +159,21 @@ class Capture:
         chosen = [_as_slice(numbers[inside[b]]) for b in range(batch)]
         return chosen, int((real & ~inside).sum()), int((~real).sum()), biased
 
+    def _together(self, call: AttentionCall, chosen: list[Any]) -> Iterator[tuple[range, Any]]:
+        """Consecutive sequences with the same rows, as many as a chunk holds: fewer and larger operations."""
+        heads, device = call.query.shape[1], call.query.device
+        start = 0
+        while start < len(chosen):
+            rows, most = chosen[start], 1
+            if rows is not None and not self.support.ragged:
+                count = _count(rows, call.query.shape[2])
+                most = max(1, chunk_rows(heads, self.support.columns.parts, device) // count)
+            stop = start + 1
+            while stop < min(len(chosen), start + most) and _same(chosen[stop], rows):
+                stop += 1
+            yield range(start, stop), rows
+            start = stop
+
     def _layer(self, call: AttentionCall, columns: Columns) -> LayerSums:
         if call.layer not in self.layers:
             heads, device = call.query.shape[1], call.query.device
@@ -172,38 +187,44 @@ class Capture:
             )
         return self.layers[call.layer]
 
-    def _add_sequence(self, call: AttentionCall, b: int, rows: Any, biased: bool) -> None:
+    def _add_sequences(self, call: AttentionCall, span: range, rows: Any, biased: bool) -> None:
+        """Add the rows of sequences that have the same; their heads lie one after another, [S·H, ...]."""
         columns, window = self.support.columns, self.support.window
         if self.support.ragged:
-            length = call.query.shape[2] if self.lengths is None else int(self.lengths[b])
+            length = call.query.shape[2] if self.lengths is None else int(self.lengths[span.start])
             columns, window = self.support.ragged_columns(length), length
-        layer = self._layer(call, self.support.columns)
-        query = call.query[b, :, rows]
-        key = call.key[b, :, :window]
-        heads, count, _ = query.shape
+        layer = self.layers[call.layer]
+        some = slice(span.start, span.stop)
+        query = call.query[some][:, :, rows].flatten(0, 1)
+        key = call.key[some, :, :window].flatten(0, 1)
+        heads, count = call.query.shape[1], query.shape[1]
         sums = layer.heads
         if self.support.ragged:  # rows only: the parts of the composition differ between sequences
             sums = Sums(torch.zeros_like(layer.heads.logits[:, :0]), None, layer.heads.statistics)
         plain = not biased and call.softcap is None and not columns.virtual
-        weights = None if self.weigh is None else self.weigh(call, b, key.shape[1])
+        weights = None
+        if self.weigh is not None:
+            weights = torch.cat([self.weigh(call, b, key.shape[1]) for b in span])
         keys = centred_keys(key, call.scale, columns) if plain else None
         if keys is not None and not self.support.ragged:
             total = mean_logits(query, keys)
-            sums.logits[:, columns.order] += (
-                total if weights is None else total + count * centred(weights, columns)
-            )
+            if weights is not None:
+                total = total + count * centred(weights, columns)
+            sums.logits[:, columns.order] += over_sequences(total, heads)
         if self.want_rows or not plain:
-            picked = self._add_chunks(call, b, rows, query, key, keys, columns, sums, weights)
+            picked = self._add_chunks(call, span, rows, query, key, keys, columns, sums, weights)
             if self.sample:
-                self.add_sample(call.layer, heads, picked)
-        layer.rows += count
+                for n in range(len(span)):
+                    own = slice(n * heads, (n + 1) * heads)
+                    self.add_sample(call.layer, heads, [values[own] for values in picked])
+        layer.rows += count * len(span)
         if weights is None:
             self._check(call, sums)
 
     def _add_chunks(
         self,
         call: AttentionCall,
-        b: int,
+        span: range,
         rows: Any,
         query: Tensor,
         key: Tensor,
@@ -214,21 +235,22 @@ class Capture:
     ) -> list[Tensor]:
         dtype = query.dtype if query.dtype == torch.float64 else torch.float32
         order, sinks = columns.order, len(columns.sink)
-        heads, count = query.shape[:2]
+        groups, count = query.shape[:2]
+        heads, some = call.query.shape[1], slice(span.start, span.stop)
         plain = keys is not None
         ready = keys.to(dtype) if plain else key.to(dtype).mul(call.scale).transpose(1, 2)
         ready = ready.repeat_interleave(call.groups, 0)
-        step = chunk_rows(heads, columns.parts, query.device)
+        step = chunk_rows(groups, columns.parts, query.device)
         lse = None
         if self.retained:
-            lse = call.lse[b][:, rows].to(dtype)
+            lse = call.lse[some][:, :, rows].flatten(0, 1).to(dtype)
             # the content's mean key: its logit is what centring takes out
             content = key if columns.virtual else key[:, order][:, sinks:]
             middle = (content.to(dtype).mean(1) * call.scale)[..., None].repeat_interleave(call.groups, 0)
         if weights is not None:
             weights = (centred(weights, columns) if plain else weights)[:, None].to(dtype)
         wanted = _spread(count, self.sample)
-        keep = self.kept_places(b, rows, count)
+        keep = [self.kept_places(b, rows, count) for b in span]
         picked = []
         for start in range(0, count, step):
             part = slice(start, min(count, start + step))
@@ -237,7 +259,7 @@ class Capture:
                 piece = self.work.take("query", tuple(piece.shape), ready).copy_(piece)
             taken = None if lse is None else lse[:, part]
             if plain:
-                shape = (heads, piece.shape[1], columns.parts)
+                shape = (groups, piece.shape[1], columns.parts)
                 logits = torch.bmm(piece, ready, out=self.work.take("logits", shape, ready))
                 if weights is not None:
                     logits += weights
@@ -249,24 +271,25 @@ class Capture:
                     logits = logits.div_(call.softcap).tanh_().mul_(call.softcap)
                 extra = additive(call, _part(rows, part), slice(0, key.shape[1]))
                 if extra is not None:
-                    logits += extra[b if extra.shape[0] > 1 else 0]
+                    logits.unflatten(0, (-1, heads)).add_(extra[some] if extra.shape[0] > 1 else extra)
                 if weights is not None:
                     logits += weights
                 if columns.virtual:
-                    sink = call.sinks.to(dtype).view(-1, 1, 1).expand(-1, logits.shape[1], 1)
-                    logits = torch.cat([sink, logits], -1)
+                    sink = call.sinks.to(dtype).repeat(len(span)).view(-1, 1, 1)
+                    logits = torch.cat([sink.expand(-1, logits.shape[1], 1), logits], -1)
                 logits = logits[..., order]
                 mean = logits[..., sinks:].mean(-1, keepdim=True)
                 logits = logits.sub_(mean)
                 if taken is not None:
                     taken = taken - mean[..., 0]
                 if not self.support.ragged:
-                    sums.logits[:, order] += logits.sum(1, dtype=torch.float64)
-            for i, place in keep.items():
-                if start <= i < part.stop:
-                    row = torch.empty(heads, columns.parts, dtype=torch.float32)
-                    row[:, order] = logits[:, i - start].float().cpu()
-                    self.layers[call.layer].kept[place] = row
+                    sums.logits[:, order] += over_sequences(logits.sum(1, dtype=torch.float64), heads)
+            for n, places in enumerate(keep):
+                for i, place in places.items():
+                    if start <= i < part.stop:
+                        row = torch.empty(heads, columns.parts, dtype=torch.float32)
+                        row[:, order] = logits[n * heads : (n + 1) * heads, i - start].float().cpu()
+                        self.layers[call.layer].kept[place] = row
             if self.want_rows:
                 values = add_rows(sums, logits, columns, self.work, taken)
                 here = [i - start for i in wanted if start <= i < part.stop]
@@ -304,7 +327,7 @@ class Capture:
         if call.mask is not None or call.padding is not None or call.rule is not None:
             weights = weights[valid_rows(call)[:, first].all(-1)]
         steps = torch.arange(length, 0, -1, device=weights.device)
-        importance = weights.double().sum(2) / steps
+        importance = weights.sum(2).double() / steps
         if layer.importance is None:
             layer.importance = importance.new_zeros(importance.shape[1:])
             layer.over = torch.zeros_like(layer.importance)
@@ -333,6 +356,16 @@ def on_cpu(call: AttentionCall, with_lse: bool) -> AttentionCall:
     moved = {name: value.cpu() for name in tensors if (value := getattr(call, name)) is not None}
     other = dataclasses.replace(call, **moved)
     return other.with_lse(call.lse.cpu()) if with_lse else other
+
+
+def _count(rows: Any, length: int) -> int:
+    """How many rows there are."""
+    return len(range(*rows.indices(length))) if isinstance(rows, slice) else len(rows)
+
+
+def _same(rows: Any, others: Any) -> bool:
+    """Whether two sequences have the same rows; other than slices only where it is one tensor."""
+    return rows is others or (isinstance(rows, slice) and isinstance(others, slice) and rows == others)
 
 
 def _as_slice(numbers: Tensor) -> Any:

@@ -201,7 +201,11 @@ def survey_outliers(
                 if not places:
                     continue
                 columns = Columns(tuple(range(length)), tuple(places))
-                part = Sums(torch.empty(0), None, torch.zeros_like(sums[0, : call.query.shape[1]]))
+                part = Sums(
+                    torch.empty(call.query.shape[1], 0),
+                    None,
+                    torch.zeros_like(sums[0, : call.query.shape[1]]),
+                )
                 step = chunk_rows(call.query.shape[1], length, call.query.device)
                 for start in range(0, length, step):
                     chosen = slice(start, min(length, start + step))

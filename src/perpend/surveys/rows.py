@@ -38,7 +38,7 @@ STATISTICS = (
 )
 SAMPLED = ("sink_mass", "binary", "content", "dispersion", "balance")
 LARGEST_MASS = 1e30  # of exponentials of centred logits, in fp32
-CPU_LOGITS = 1 << 18  # of one chunk of queries on a CPU: two buffers of a megabyte, and few enough operations
+CPU_LOGITS = 1 << 19  # of one chunk of queries on a CPU: two buffers of two megabytes, and few operations
 GPU_LOGITS = 1 << 26
 
 
@@ -102,6 +102,11 @@ class Work:
         if held is None or held.numel() < size:
             self._held[key] = held = torch.empty(size, dtype=like.dtype, device=like.device)
         return held[:size].view(shape)
+
+
+def over_sequences(values: Tensor, heads: int) -> Tensor:
+    """[S·heads, ...] of S sequences, one after another, summed over them: [heads, ...]."""
+    return values if len(values) == heads else values.unflatten(0, (-1, heads)).sum(0)
 
 
 def mean_logits(query: Tensor, keys: Tensor) -> Tensor:
@@ -180,10 +185,11 @@ def sink_split(sink_logits: Tensor, log_mass: Tensor) -> SinkSplit:
 def add_rows(sums: Sums, logits: Tensor, columns: Columns, work: Work, lse: Tensor | None = None) -> Tensor:
     """Add one chunk: centred logits [G, n, D] in working order (destroyed). Returns STATISTICS [G, 10, n].
 
+    G is the heads that `sums` has, or these for several sequences, one after another.
     `lse` [G, n] is the whole row's log-sum-exp less the content's mean logit, for the mass the support
     retains, which is the eleventh of STATISTICS and not among those returned.
     """
-    sinks = len(columns.sink)
+    sinks, heads = len(columns.sink), len(sums.logits)
     sink_logits = logits[..., :sinks].clone()
     logits[..., :sinks] = 0.0
     dispersion = torch.linalg.vector_norm(logits, dim=-1)
@@ -209,12 +215,12 @@ def add_rows(sums: Sums, logits: Tensor, columns: Columns, work: Work, lse: Tens
     values = torch.stack([*rows, share.square(), dispersion.square(), balance.square()], 1)
     together = values.double().sum(-1)
     if sums.statistics is not None:
-        sums.statistics[:, : values.shape[1]] += together
+        sums.statistics[:, : values.shape[1]] += over_sequences(together, heads)
         if lse is not None:
             retained = (torch.logaddexp(log_mass, split.lse) - lse).clamp_(max=0.0).exp_()
-            sums.statistics[:, -1] += retained.sum(-1, dtype=torch.float64)
+            sums.statistics[:, -1] += over_sequences(retained.sum(-1, dtype=torch.float64), heads)
     if sums.arithmetic is not None:
         part = torch.bmm((split.rest / mass)[:, None], exponents)[:, 0].double()
         part[:, :sinks] = together[:, :1] if sinks == 1 else (share[..., None] * split.pure).double().sum(1)
-        sums.arithmetic[:, columns.order] += part
+        sums.arithmetic[:, columns.order] += over_sequences(part, heads)
     return values

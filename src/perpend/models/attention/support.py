@@ -98,8 +98,10 @@ def row_logits(
     query = call.query[:, :, rows].to(full)
     key = call.key[:, :, keys].to(full)
     batch, heads, length, dim = query.shape
-    folded = query.reshape(batch, key.shape[1], call.groups * length, dim)
-    logits = (folded @ key.transpose(-1, -2)).reshape(batch, heads, length, key.shape[2]).mul_(call.scale)
+    folded = query.reshape(batch * key.shape[1], call.groups * length, dim)
+    nothing = folded.new_zeros(1, 1, 1)  # of it no part is taken: the product is scaled as it is made
+    logits = torch.baddbmm(nothing, folded, key.flatten(0, 1).mT, beta=0, alpha=call.scale)
+    logits = logits.view(batch, heads, length, key.shape[2])
     if call.softcap is not None:
         logits = logits.div_(call.softcap).tanh_().mul_(call.softcap)
     extra = additive(call, rows, keys)
