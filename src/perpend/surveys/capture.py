@@ -78,7 +78,7 @@ class Capture:
     first: int = 0
     layers: dict[int, LayerSums] = field(default_factory=dict)
     work: Work = field(default_factory=Work)
-    _chosen: dict[tuple, Any] = field(default_factory=dict)
+    _read: dict[tuple, Any] = field(default_factory=dict)
 
     def batch(self, lengths: Tensor | None, first: int = 0) -> None:
         """A new batch begins, with sequence number `first`: its masks are new."""
@@ -89,7 +89,7 @@ class Capture:
 
     def forget(self) -> None:
         """What was read from masks is no longer theirs."""
-        self._chosen.clear()
+        self._read.clear()
 
     def hook(self, call: AttentionCall, output: Tensor) -> None:
         """Add one call's rows."""
@@ -114,9 +114,14 @@ class Capture:
     def _rows(self, call: AttentionCall) -> tuple[list[Any], int, int, bool]:
         """Per sequence its rows (None: no row), how many real rows are out, how many are padding.
 
-        Also whether anything is added to the logits. Layers of one kind share a mask, read once a batch.
+        Also whether anything is added to the logits.
         """
+        return self._once(call, lambda: self._read_mask(call), "rows")
+
+    def _once(self, call: AttentionCall, read: Callable[[], Any], what: str) -> Any:
+        """What `read` takes from a call's mask, once a batch for all layers that share it."""
         key = (
+            what,
             id(call.mask),
             id(call.padding),
             id(call.bias),
@@ -125,10 +130,10 @@ class Capture:
             call.causal,
             call.enforce_window and call.window,
         )
-        if key not in self._chosen:
+        if key not in self._read:
             held = call.mask, call.padding, call.bias, call.rule  # so that their ids stay theirs
-            self._chosen[key] = (*self._read_mask(call), held)
-        return self._chosen[key][:4]
+            self._read[key] = read(), held
+        return self._read[key][0]
 
     def _read_mask(self, call: AttentionCall) -> tuple[list[Any], int, int, bool]:
         batch, length = call.query.shape[0], call.query.shape[2]
@@ -318,14 +323,17 @@ class Capture:
         """Σ_q A_qk / (T−k) of the first PREFIX tokens, for the sequences that have as many."""
         length = min(PREFIX, call.query.shape[2])
         first = slice(0, length)
-        logits = row_logits(call, first, first)
+        seen, whole = self._once(call, lambda: _prefix(call, first), "prefix")
+        logits = row_logits(call, first, first, hide=False)
+        if seen is not None:
+            logits = torch.where(seen, logits, float("-inf"))
         if call.sinks is None:
             weights = torch.softmax(logits, -1)
         else:
             sinks = call.sinks.to(logits.dtype).view(1, -1, 1, 1)
             weights = (logits - torch.logaddexp(logits.logsumexp(-1, keepdim=True), sinks)).exp_()
-        if call.mask is not None or call.padding is not None or call.rule is not None:
-            weights = weights[valid_rows(call)[:, first].all(-1)]
+        if whole is not None:
+            weights = weights[whole]
         steps = torch.arange(length, 0, -1, device=weights.device)
         importance = weights.sum(2).double() / steps
         if layer.importance is None:
@@ -348,6 +356,14 @@ class Capture:
                 "the model overflows in its dtype (load it with dtype=float32 or bfloat16) or its weights "
                 "are damaged"
             )
+
+
+def _prefix(call: AttentionCall, first: slice) -> tuple[Tensor | None, Tensor | None]:
+    """Which keys the first tokens see, and which sequences have as many tokens; None for all."""
+    seen = visible(call, first, first)
+    padded = call.mask is not None or call.padding is not None or call.rule is not None
+    whole = valid_rows(call)[:, first].all(-1) if padded else None
+    return seen, None if whole is None or bool(whole.all()) else whole
 
 
 def on_cpu(call: AttentionCall, with_lse: bool) -> AttentionCall:

@@ -121,10 +121,8 @@ def mean_logits(query: Tensor, keys: Tensor) -> Tensor:
 
 def _sum_rows(query: Tensor) -> Tensor:
     """Σ over rows [G, n, d] → [G, d], float64; pieces keep the widened copy small."""
-    total = torch.zeros(query.shape[0], query.shape[2], dtype=torch.float64, device=query.device)
-    for piece in query.split(256, dim=1):
-        total += piece.double().sum(1)
-    return total
+    pieces = [piece.double().sum(1) for piece in query.split(256, dim=1)]
+    return pieces[0] if len(pieces) == 1 else torch.stack(pieces).sum(0)
 
 
 def centred(logits: Tensor, columns: Columns) -> Tensor:
