@@ -87,7 +87,9 @@ def test_tasks_are_scored_under_every_edit(saved: Path, tmp_path: Path) -> None:
     ("more", "message"),
     [
         (("--site", "value.ful"), "value.full"),
-        (("--parallel", "a"), "no list of numbers"),
+        (("--parallel", "a"), "no list of finite numbers"),
+        (("--parallel", "0,NaN"), "no list of finite numbers"),
+        (("--perpendicular", "1e999"), "no list of finite numbers"),
         (("--layers", "x"), "no list of indices"),
         (("--site", "value.full", "--layers", "7"), "layer 7 is out of range"),
         (("--edit", "nowhere.json"), "cannot read the edit"),

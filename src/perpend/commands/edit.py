@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,10 +28,11 @@ class Numbers(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return tuple(value)
-        try:
-            return tuple(float(part) for part in value.split(",") if part.strip())
-        except ValueError:
-            self.fail(f"{value!r} is no list of numbers; write 0 or 0,0.5,2", param, ctx)
+        with suppress(ValueError):
+            found = tuple(float(part) for part in value.split(",") if part.strip())
+            if all(map(math.isfinite, found)):
+                return found
+        self.fail(f"{value!r} is no list of finite numbers; write 0 or 0,0.5,2", param, ctx)
 
 
 class Indices(click.ParamType):
