@@ -20,7 +20,7 @@ sys.path.insert(0, str(REPO / "benchmarks"))
 from peers.jobs import Job, Setting, jobs  # noqa: E402
 from peers.page import BEGIN, END, page, rewritten  # noqa: E402
 from peers.race import ROOT, SHARP, Worker, gap, race  # noqa: E402
-from peers.results import Result, ends, median_interval, results  # noqa: E402
+from peers.results import Result, ends, median_interval, noise_of, results  # noqa: E402
 from peers.tools import make_model, some, transformers_model  # noqa: E402
 
 MODEL_JOBS = [name for name, job in jobs().items() if job.sizes is None]
@@ -145,6 +145,24 @@ def test_who_is_level_in_time_is_not_slower_for_certain() -> None:
     assert raced(job, *[0.99] * 15).quickest == ("rival",)
     assert raced(job, *[1.5] * 5).quickest == ("perpend", "rival")  # of five rounds nothing is certain
     assert raced(job, *[1.5] * 6).quickest == ("perpend",)
+
+
+def test_what_the_baseline_differs_by_from_itself_is_noise() -> None:
+    job = a_job(plain=1, perpend=1, rival=1)
+
+    def cell(again: float, rival: float) -> dict[str, Any]:
+        seconds = {"plain": 1.0, "plain again": again, "perpend": 1.0, "rival": rival}
+        return {"job": "a", "sizes": {"length": 8}, "rounds": [seconds] * 15, "gap": {"rival": 0.0}}
+
+    def level(*off: float) -> list[bool]:
+        """Whether a rival 1.2 % slower in every round is level, where the A/A rows are `off` so much."""
+        book = {"cells": [cell(1 + x, 1.012) for x in off], "weights": {}}
+        return ["rival" in one.quickest for one in results(book, {"a": job})["a"]]
+
+    assert level(0.0, 0.011) == [False, False]
+    assert level(*[0.013, -0.013] * 2, 0.0) == [True] * 5
+    assert level(*[0.0] * 20, 0.5) == [False] * 21  # one cell of twenty is not what the others are
+    assert noise_of([]) == 0.0
 
 
 def test_the_interval_of_a_median_is_the_sign_tests() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import comb, inf
 from statistics import median, quantiles
 from typing import Any
@@ -19,7 +19,7 @@ ROOM = 0.01  # of memory, within which two are level whatever the A/A row says
 class Result:
     """One job at one size. rounds: {contender: seconds} each; added: bytes above what the process held, None
     where it is not known; gap: how far an answer is from perpend's; failed: contender -> its error; weights:
-    the model's bytes."""
+    the model's bytes; noise: a share of the time by which two may differ and be level (`noise_of`)."""
 
     job: Job
     sizes: Mapping[str, int]
@@ -28,6 +28,7 @@ class Result:
     gap: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     weights: int = 0
+    noise: float = 0.0
 
     def by_round(self, contender: str, other: str | None = None) -> list[float]:
         """Its seconds over the `other`'s (None: the baseline's), of each round that both ran."""
@@ -73,11 +74,13 @@ class Result:
 
     @property
     def quickest(self) -> tuple[str, ...]:
-        """The ranked with the least time, then those level with it: the interval of the median of their
-        ratios to it, round by round, does not lie above 1."""
+        """The ranked with the least time, then those level with it: the median of their ratios to it, round
+        by round, does not lie above 1 by more than `noise`, or its interval does not."""
         first, others = self._ranked_by(self.times)
-        level = [name for name in others if median_interval(self.by_round(name, first[0]))[0] <= 1]
-        return (*first, *level)
+        return (*first, *(name for name in others if self._level(self.by_round(name, first[0]))))
+
+    def _level(self, ratios: Sequence[float]) -> bool:
+        return median(ratios) <= 1 + self.noise or median_interval(ratios)[0] <= 1
 
     @property
     def leanest(self) -> tuple[str, ...]:
@@ -112,7 +115,19 @@ def results(book: Mapping[str, Any], known: Mapping[str, Job]) -> dict[str, list
             weights = book["weights"].get(str(cell["sizes"].get("layers")), 0)
             values = {key: value for key, value in cell.items() if key != "job"}
             found[cell["job"]].append(Result(known[cell["job"]], weights=weights, **values))
-    return {name: sorted(cells, key=by_size) for name, cells in found.items() if cells}
+    noise = noise_of(cell for cells in found.values() for cell in cells)
+    return {
+        name: [replace(cell, noise=noise) for cell in sorted(cells, key=by_size)]
+        for name, cells in found.items()
+        if cells
+    }
+
+
+def noise_of(cells: Iterable[Result]) -> float:
+    """What the baseline's time differs by from its own, in 19 of 20 cells: where a process happens to lie in
+    memory, say, which no number of its rounds averages out."""
+    apart = sorted(abs(cell.times[cell.job.again] - 1) for cell in cells if cell.job.again in cell.times)
+    return apart[int(0.95 * (len(apart) - 1))] if apart else 0.0
 
 
 def by_size(result: Result) -> tuple[int, ...]:
