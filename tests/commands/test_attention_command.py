@@ -216,7 +216,7 @@ def test_one_block_has_no_intervals_and_says_why(saved: Path, tmp_path: Path) ->
     found = Run.open(out)
     told = found.document["undefined"]["intervals"]
     assert "all 2 sequences are in one block" in told
-    assert "smaller --batch" in told
+    assert "smaller batches" in told
     assert any("No intervals" in line for line in found.document["findings"])
     assert "low" not in found.results["reversal"]["cosine"]
     assert found.results["reversal"]["cosine"]["sd"] is None, "one seed has no spread"
