@@ -65,6 +65,7 @@ def test_the_library_names_parameters_and_never_options_of_the_command_line() ->
         ("sink=first, attn_implementation='sdpa'", "--sink first, attn_implementation='sdpa'"),
         ("no file runs/out=3/x, rtn:dtype=4,dtype=5", "no file runs/out=3/x, rtn:dtype=4,dtype=5"),
         ("it was trust_remote_code=False", "it was trust_remote_code=False"),
+        ("call f(..., windows=(3, 6), queries=[1, 2])", "call f(..., windows=(3, 6), queries=[1, 2])"),
     ],
 )  # fmt: skip
 def test_the_command_line_tells_them_as_its_options(message: str, told: str) -> None:

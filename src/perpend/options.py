@@ -117,7 +117,7 @@ class Verb(click.Command):
             progress.set_quiet(False)  # a program that runs verbs goes on hearing what concerns it
 
 
-_NAMED = re.compile(r"(?<![\w./:,'\"-])([a-z_]+)=((['\"]).*?\3|[\w.:/+-]*\w)?")
+_NAMED = re.compile(r"(?<![\w./:,'\"-])([a-z_]+)=(?![(\[{])((['\"]).*?\3|[\w.:/+-]*\w)?")
 
 
 def as_flags(message: str, params: Sequence[click.Parameter]) -> str:

@@ -427,6 +427,15 @@ def test_sequences_taken_together_are_the_same_as_one_by_one(monkeypatch: pytest
     np.testing.assert_allclose(together.picked.logits, alone.picked.logits, atol=1e-5)
 
 
+def test_padding_at_both_ends_is_padding() -> None:
+    model, tokens = tiny.tiny("llama"), tiny.tokens(2, 30)
+    mask = torch.ones(2, 30, dtype=torch.long)
+    mask[1, :3] = mask[1, 26:] = 0
+    survey = survey_attention(model, tokens, attention_mask=mask, window=W)
+    rows = rows_by_hand(model, [tokens[0], tokens[1, 3:26]], W, W)
+    agree(survey, rows)
+
+
 def test_a_look_at_the_model_takes_a_few_tokens() -> None:
     model, tokens, passed = tiny.tiny("llama"), tiny.tokens(3, 30), []
     handle = model.model.embed_tokens.register_forward_pre_hook(
@@ -479,6 +488,7 @@ def test_a_model_that_pads_its_sequences_is_looked_at_whole() -> None:
         ({"batch": 0}, "at least 1"),
         ({"attention_mask": torch.ones(3, 9)}, "shape"),
         ({"attention_mask": torch.zeros(3, 30)}, "no real token"),
+        ({"attention_mask": (torch.arange(30) != 5).repeat(3, 1)}, "sequence 0 has padding between real"),
         ({"layers": [5]}, "not there"),
     ],
 )

@@ -46,7 +46,8 @@ class Sequences:
 def sequences(tokens: Tensor | Mapping[str, Tensor], attention_mask: Tensor | None = None) -> Sequences:
     """Token ids [n, T], pixel values [n, C, H, W], or a mapping of a model's inputs, all with n first.
 
-    Raises InputError for inputs of different counts, for a mask of another shape, and for an empty sequence.
+    Raises InputError for inputs of different counts, for a mask of another shape, for an empty sequence, and
+    for padding between real tokens.
     """
     inputs = dict(tokens) if isinstance(tokens, Mapping) else {_name(tokens): tokens}
     if attention_mask is not None:
@@ -69,6 +70,12 @@ def sequences(tokens: Tensor | Mapping[str, Tensor], attention_mask: Tensor | No
     if not bool(lengths.all()):
         raise InputError(f"sequence {int((lengths == 0).nonzero()[0])} has no real token")
     start = real.int().argmax(1)  # the first real token
+    gaps = (length - real.int().flip(1).argmax(1) - start) != lengths  # from the first real token to the last
+    if bool(gaps.any()):
+        raise InputError(
+            f"the attention_mask of sequence {int(gaps.nonzero()[0])} has padding between real tokens; pad "
+            "at one end, or at both"
+        )
     index = (torch.arange(length, device=ids.device)[None] + start[:, None]) % length
     for name, value in inputs.items():
         if value.ndim >= 2 and value.shape[:2] == ids.shape:
