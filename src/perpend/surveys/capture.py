@@ -122,6 +122,7 @@ class Capture:
         """What `read` takes from a call's mask, once a batch for all layers that share it."""
         key = (
             what,
+            call.query.device,  # layers of a model that is spread over several have masks of their own
             id(call.mask),
             id(call.padding),
             id(call.bias),
