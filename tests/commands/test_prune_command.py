@@ -176,6 +176,7 @@ def test_the_prediction_is_stored_before_any_set_is_judged(folder, tmp_path, cap
         (("--images", "nowhere"), "there is no folder of images nowhere"),
         (("--tokens", "9000000"), "lower --tokens or name a longer --held-out"),
         (("--sequences", "5000"), "5000"),
+        (("--context", "300"), "context 300 is beyond the 256 positions of this model; set --context 256"),
     ],
 )
 def test_bad_requests_say_what_to_do(folder, tmp_path, capsys, more, message):

@@ -80,11 +80,13 @@ class Inputs:
     def judged(self) -> Any:
         """What the sets are judged by: `Windows` of a language model, else images or token ids."""
         from perpend.evaluation.windows import as_windows
+        from perpend.models.limits import check_positions
         from perpend.texts import sequences
 
         if self.job.images is not None:
             return self.pictures[1]
         context = self.options["context"]
+        check_positions(self.job.model, context, "context")
         cut = sequences(
             self.texts[1], self.job.tokenizer, length=context, bos=self.options["bos"], model=self.job.model
         )

@@ -60,9 +60,10 @@ def positions(model: Any) -> int | None:
     return limit
 
 
-def check_positions(model: Any, length: int) -> None:
+def check_positions(model: Any, length: int, name: str = "length") -> None:
+    """Raise InputError for sequences longer than the model's positions; `name` is the parameter to change."""
     limit = positions(model)
     if limit is not None and length > limit:
         raise InputError(
-            f"length {length} is beyond the {limit} positions of this model; set length={limit} or less"
+            f"{name} {length} is beyond the {limit} positions of this model; set {name}={limit} or less"
         )
