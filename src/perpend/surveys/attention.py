@@ -111,7 +111,7 @@ def survey_attention(
             extras=extras,
         )
     run = runner(model, set(data.inputs))
-    causal, length, virtual = _look(model, sites, data, run, tower)
+    causal, length, virtual = _look(model, sites, data, run)
     options = dict(
         causal=causal,
         length=length,
@@ -134,7 +134,7 @@ def survey_attention(
                 reader = variants.Reader(capture, plan, span)
                 with (
                     torch.no_grad(),
-                    attach(model, reader.hook, [site.index for site in sites], need_lse=lse, tower=tower),
+                    attach(model, reader.hook, need_lse=lse, sites=sites),
                 ):
                     for start in range(span.start, span.stop, batch):
                         stop = min(span.stop, start + batch)
@@ -171,7 +171,7 @@ class _Seen(Exception):
 
 
 def _look(
-    model: nn.Module, sites: tuple[AttentionSite, ...], data: Sequences, run: object, tower: str
+    model: nn.Module, sites: tuple[AttentionSite, ...], data: Sequences, run: object
 ) -> tuple[bool, int, bool]:
     """Whether the model is causal, how many tokens its attention sees, whether it has learned sinks."""
     # of the longest sequence: only a query that has a real key after it can tell
@@ -180,12 +180,10 @@ def _look(
     call = None
     if data.length > LOOK and all(value.shape[:2] == (1, data.length) for value in inputs.values()):
         # a few tokens tell as much, unless the model pads or pools its sequences
-        call = _first_call(
-            model, sites, {name: value[:, :LOOK] for name, value in inputs.items()}, run, tower
-        )
+        call = _first_call(model, sites, {name: value[:, :LOOK] for name, value in inputs.items()}, run)
         length = data.length
     if call is None or call.query.shape[2] != LOOK:
-        call = _first_call(model, sites, inputs, run, tower)
+        call = _first_call(model, sites, inputs, run)
         length = call.query.shape[2]
     later = visible(call, slice(0, 1), slice(1, 2)) if length > 1 else None
     causal = call.causal or (later is not None and not bool(later.any()))
@@ -195,7 +193,7 @@ def _look(
 
 
 def _first_call(
-    model: nn.Module, sites: tuple[AttentionSite, ...], inputs: dict[str, Tensor], run: object, tower: str
+    model: nn.Module, sites: tuple[AttentionSite, ...], inputs: dict[str, Tensor], run: object
 ) -> AttentionCall:
     """The first call of an attention layer on these inputs; the model runs no further than that."""
     seen: list[AttentionCall] = []
@@ -204,8 +202,7 @@ def _first_call(
         seen.append(call)
         raise _Seen
 
-    hooks = attach(model, look, [site.index for site in sites], tower=tower)
-    with torch.no_grad(), suppress(_Seen), hooks:
+    with torch.no_grad(), suppress(_Seen), attach(model, look, sites=sites):
         run(inputs)  # type: ignore[operator]
     if not seen:
         raise InputError("the model called none of its attention layers on this input")

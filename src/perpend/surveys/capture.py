@@ -299,7 +299,8 @@ class Capture:
             if self.want_rows:
                 values = add_rows(sums, logits, columns, self.work, taken)
                 here = [i - start for i in wanted if start <= i < part.stop]
-                picked += [values[..., here]] if here else []
+                if here:
+                    picked.append(values[..., here])
         return picked
 
     def kept_places(self, b: int, rows: Any, count: int) -> dict[int, tuple[int, int]]:

@@ -273,7 +273,8 @@ def _add(capture: Capture, index: int, rows: Tensor, epsilon: float) -> Counter[
         for start in range(0, count, step):
             values = add_rows(layer.heads, logits[:, start : start + step], columns, capture.work)
             here = [i - start for i in wanted if start <= i < start + step]
-            picked += [values[..., here]] if here else []
+            if here:
+                picked.append(values[..., here])
         layer.rows += count
         if capture.sample:
             capture.add_sample(index, heads, picked)

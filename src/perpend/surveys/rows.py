@@ -16,7 +16,7 @@ Source: "Which Question Is Your Attention Metric Answering?", Definitions 1-2, P
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -80,13 +80,12 @@ class Columns:
 class Sums:
     """Sums over rows for G heads, float64: of logits [G, D], probabilities [G, D] and STATISTICS [G, F].
 
-    Logits are centred on the content's mean, columns in the user's order. `sample`: SAMPLED of chosen rows.
+    Logits are centred on the content's mean, columns in the user's order.
     """
 
     logits: Tensor
     arithmetic: Tensor | None
     statistics: Tensor | None
-    sample: list[Tensor] = field(default_factory=list)
 
 
 class Work:

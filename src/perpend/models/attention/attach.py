@@ -50,7 +50,7 @@ def attach(
     `layers`: indices in `attention_sites(model)`, None for all. `need_lse`: fill `call.lse` from the kernel
     call that gives the output, where the kernel gives it away with bit-identical output (else `call.lse` is
     computed beside it). `tower`: `text`, `vision` or `all` of a multimodal model. `sites`: what
-    `attention_sites` has just said of the model, for a caller that has asked.
+    `attention_sites` has just said of the model, for a caller that has asked; without `layers`, some of them.
 
     Raises InputError for layers that are not there and for layers that can be observed only as probabilities.
     """
