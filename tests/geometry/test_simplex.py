@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from skbio.stats import composition as skbio
@@ -204,3 +205,16 @@ def test_a_basis_that_is_not_orthonormal_is_refused():
     for wrong in (np.ones((2, 3)), np.eye(3)[:2], np.eye(3)):
         with pytest.raises(InputError, match="orthonormal"):
             g.ilr(x, basis=wrong)
+
+
+def test_transforms_work_under_torch_func_and_in_half_precision() -> None:
+    row = torch.rand(3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
+    free = row.clone().requires_grad_()
+    g.clr(free)[..., 0].sum().backward()
+    found = torch.func.grad(lambda x: g.clr(x)[..., 0].sum())(row)
+    np.testing.assert_allclose(found.numpy(), free.grad.numpy(), rtol=1e-12)
+    slopes = torch.func.jacrev(g.clr)(row[0])
+    by_hand = (torch.eye(7, dtype=torch.float64) - 1 / 7) / row[0]
+    np.testing.assert_allclose(slopes.numpy(), by_hand.numpy(), rtol=1e-10, atol=1e-14)
+    half = g.clr(row.bfloat16())
+    np.testing.assert_allclose(half.double().numpy(), g.clr(row).numpy(), atol=0.03)

@@ -184,10 +184,9 @@ def logs(rows: Tensor, *, log: bool = False, name: str = "rows") -> Tensor:
     return log_ratios(positive(rows, log=log, name=name), log=log)
 
 
-def centred(values: Tensor) -> Tensor:
-    """values − mean over the last axis. A row of equal values gives exact zeros."""
-    shifted = values - values[..., :1]
-    return shifted - shifted.mean(-1, keepdim=True)
+def centred(ratios: Tensor) -> Tensor:
+    """Log-ratios − their mean over the last axis. Their first part is 0: equal parts give exact zeros."""
+    return ratios - ratios.mean(-1, keepdim=True)
 
 
 def norm(values: Tensor) -> Tensor:
