@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -162,3 +163,18 @@ def test_an_aggregate_that_comes_back_is_an_error() -> None:
             run(model, **tiny.inputs("llama"))
     finally:
         leak.remove()
+
+
+def test_an_attention_that_names_its_width_as_it_splits_it() -> None:
+    config = transformers.OpenAIGPTConfig(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=4)
+    torch.manual_seed(0)
+    model, tokens = transformers.OpenAIGPTLMHeadModel(config).eval(), tiny.tokens(2, 12) % 64
+    assert {(site.head_dim, site.value_dim) for site in attention_sites(model)} == {(8, 8)}
+    with torch.no_grad():
+        plain = model(tokens).logits
+        with perpend.ablate(model, [(0, 1)]) as ablation:
+            without = model(tokens).logits
+        model.transformer.h[0].attn.c_proj.weight[8:16] = 0.0
+        torch.testing.assert_close(without, model(tokens).logits)
+    assert ablation.checked == {0}
+    assert not torch.allclose(plain, without)

@@ -222,6 +222,63 @@ def test_layers_and_parts_are_chosen_and_checked():
         pass
 
 
+class Handing(nn.Module):
+    """A wrapper that hands on what it is asked, as those of checkpointing and sharding do."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self._inside = inner
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._modules["_inside"], name)
+
+    def forward(self, *args, **kwargs):
+        return self._inside(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "gpt_neox"])
+def test_a_wrapped_block_has_its_parts(name):
+    plain, model, tokens = tiny.tiny(name), tiny.build(name), tiny.tokens(2, 12)
+    layers = stream.locate(model, family(model))[0].get_submodule(family(model).blocks.rpartition(".")[2])
+    for i, layer in enumerate(layers):
+        layers[i] = Handing(layer)
+    assert blocks(model)[0].scale_groups == blocks(plain)[0].scale_groups
+    seen = {}
+    for each in (plain, model):
+        with (
+            torch.no_grad(),
+            contributions(each, lambda c, to=each: seen.setdefault(to, []).append(c.update)),
+        ):
+            each(tokens)
+    assert all(torch.equal(a, b) for a, b in zip(seen[plain], seen[model], strict=True))
+
+
+def test_the_check_leaves_out_what_an_outer_context_made_of_the_block():
+    model, tokens = tiny.build("llama"), tiny.tokens(2, 12)
+
+    def run():
+        with torch.no_grad(), contributions(model, half, ("block",)), contributions(model, half, ("attn",)):
+            return model(tokens).logits
+
+    half = lambda c: 0.5 * c.update  # noqa: E731
+    fresh = run()
+    with torch.no_grad(), contributions(model, half, ("attn",)):
+        model(tokens)  # now every layer is proved
+    assert torch.equal(fresh, run())
+
+
+@pytest.mark.parametrize("parts", [(), []])
+def test_no_part_is_refused(parts):
+    with (
+        pytest.raises(InputError, match="no part is chosen"),
+        contributions(tiny.tiny("llama"), lambda c: None, parts),
+    ):
+        pass
+
+
 def test_contributions_run_in_cached_decoding():
     model = tiny.tiny("llama")
     ids = tiny.tokens(1, 12)
@@ -248,4 +305,22 @@ def test_the_check_runs_once_a_layer(monkeypatch):
     assert len(calls) == 1
     with contributions(model, lambda c: None):
         run("llama", model)
+    assert len(calls) == 3
+
+
+def test_the_check_runs_again_in_another_dtype_and_where_one_part_is_watched(monkeypatch):
+    model = tiny.build("llama", seed=6)
+    with contributions(model, lambda c: None, parts="attn"):
+        run("llama", model)
+    calls = []
+    own = stream.identity_error
+    monkeypatch.setattr(stream, "identity_error", lambda *a: calls.append(1) or own(*a))
+    with contributions(model, lambda c: None, parts="attn"):
+        run("llama", model)
+        assert not calls
+        run("llama", model.double())
+        assert len(calls) == 3
+    assert hooks(model) == hooks(tiny.build("llama"))
+    with contributions(model, lambda c: c.update + 1.0, parts="mlp"):
+        run("llama", model)  # an edit after the check was made: nothing to prove
     assert len(calls) == 3

@@ -19,7 +19,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from perpend.errors import InputError, PerpendError
-from perpend.models.attention import AttentionCall, AttentionSite, attach, attention_sites
+from perpend.models.attention import AttentionCall, AttentionSite, attach, attention_sites, module_of
 from perpend.models.placement import stored
 from perpend.models.stream import blocks
 
@@ -104,7 +104,7 @@ def zeroing(
     ablation._unread |= {
         (layer, head)
         for layer, head in ablation.heads
-        if layer in projections and not torch.count_nonzero(_columns(projections[layer], sites[layer], head))
+        if layer in projections and not _any(_columns(projections[layer], sites[layer], head))
     }
     alone = [layer for layer in removed if sites[layer].path == "probabilities"]
     lost = [sites[layer].name for layer in alone if layer not in projections]
@@ -117,13 +117,12 @@ def zeroing(
 
     def without(layer: int, aggregate: Tensor) -> Tensor:
         """The aggregate [..., heads, d_v] of a layer with the chosen heads zero."""
-        chosen = list(removed[layer])
         ablation._seen.add(layer)
-        for head in chosen:
-            if (layer, head) not in ablation._alive and torch.count_nonzero(aggregate[..., head, :]):
+        for head in removed[layer]:
+            if (layer, head) not in ablation._alive and _any(aggregate[..., head, :]):
                 ablation._alive.add((layer, head))
         kept = aggregate.clone()
-        kept[..., chosen, :] = 0
+        kept[..., _index(removed[layer]), :] = 0
         return kept
 
     def zero(call: AttentionCall, output: Tensor) -> Tensor | None:
@@ -141,19 +140,20 @@ def zeroing(
 
         return act
 
-    with ExitStack() as stack:
-        if removed:
-            # The check comes last: an adapter may itself act on the projection's input.
-            hooked = [layer for layer in removed if layer not in alone]
-            stack.enter_context(attach(model, zero, hooked, sites=sites))
-            for layer in alone:
-                stack.callback(projections[layer].register_forward_pre_hook(zero_at(layer)).remove)
-            for layer in removed:
-                if layer in projections:
-                    look = _zero_check(ablation, sites[layer], removed)
-                    handle = projections[layer].register_forward_pre_hook(look)
-                    stack.callback(handle.remove)
+    if not removed:
         yield
+        return
+    hooked = [layer for layer in removed if layer not in alone]
+    # The check comes last: an adapter may itself act on the projection's input.
+    acts = [(layer, zero_at(layer)) for layer in alone]
+    acts += [(layer, _zero_check(ablation, sites[layer], removed)) for layer in projections]
+    with attach(model, zero, hooked, sites=sites):
+        handles = [projections[layer].register_forward_pre_hook(act) for layer, act in acts]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def read_heads(path: str | os.PathLike[str]) -> tuple[Head, ...]:
@@ -186,6 +186,8 @@ def unused_kv_heads(sites: Iterable[AttentionSite], removed: Mapping[int, Iterab
     unused = []
     for site in sites:
         gone = set(removed.get(site.index, ()))
+        if not gone:
+            continue
         groups = site.heads // site.kv_heads
         for kv in range(site.kv_heads):
             if gone.issuperset(range(kv * groups, (kv + 1) * groups)):
@@ -218,7 +220,7 @@ def _output_projections(model: nn.Module, sites: Sequence[AttentionSite]) -> dic
     every = blocks(model) if sites else ()
     for site in sites:
         known = [block.out_proj for block in every if site.name.startswith(block.name + ".")]
-        module = (known and known[-1]) or _likely_projection(model.get_submodule(site.name), site)
+        module = (known and known[-1]) or _likely_projection(module_of(model, site), site)
         if module is not None:
             found[site.index] = module
     return found
@@ -247,25 +249,36 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 
 def _columns(module: nn.Module, site: AttentionSite, head: int) -> Tensor:
-    """W_O's weights for one head; all ones where they cannot be read (quantized layers)."""
+    """W_O's weights for one head, [outputs, d_v]; ones where they cannot be read (quantized layers)."""
     weight = getattr(module, "weight", None)
     if _inputs(module) != site.heads * site.value_dim or not weight.is_floating_point():
-        return torch.ones(1)
+        return torch.ones(1, 1)
     weight = stored(module, "weight")
-    columns = weight if _is_conv1d(module) else weight.T
-    return columns[head * site.value_dim : (head + 1) * site.value_dim]
+    columns = weight.T if _is_conv1d(module) else weight
+    return columns[:, head * site.value_dim : (head + 1) * site.value_dim]
+
+
+def _any(values: Tensor) -> bool:
+    """Whether any of values [..., rows, d_v] is not zero, which the first row nearly always says."""
+    return bool(torch.count_nonzero(values[..., :1, :]) or torch.count_nonzero(values))
+
+
+def _index(heads: Sequence[int]) -> int | list[int]:
+    """What picks heads on an axis: one by its number, which is a view, several by a list."""
+    return heads[0] if len(heads) == 1 else list(heads)
 
 
 def _zero_check(ablation: Ablation, site: AttentionSite, removed: Mapping[int, Sequence[int]]) -> Any:
     def look(module: nn.Module, args: tuple[Any, ...]) -> None:
-        heads = list(removed[site.index])
+        heads = removed[site.index]
         if not heads:
             return
         aggregate = args[0].unflatten(-1, (site.heads, site.value_dim))
-        if torch.count_nonzero(aggregate[..., heads, :]):
+        if torch.count_nonzero(aggregate[..., _index(heads), :]):
             raise PerpendError(
-                f"{site.name}: an ablated head still reaches the output projection; this model's attention "
-                "takes a path that perpend does not see (please report the model and transformers' version)"
+                f"{site.name}: an ablated head still reaches the output projection: an edit or hook inside "
+                "this ablation changes it (ablate innermost), or this model's attention takes a path that "
+                "perpend does not see (then please report the model and transformers' version)"
             )
         ablation.checked.add(site.index)
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ from perpend.models.edit_arithmetic import (
 )
 from perpend.models.edit_record import REFERENCES, RESIDUAL_SITES, SITES, VALUE_SITES, Edit, Scale
 from perpend.models.layout import family_or_none, locate
-from perpend.models.stream import Contribution, blocks, contributions
+from perpend.models.stream import Block, Contribution, blocks, contributions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,37 +113,40 @@ def edit(
     if change.is_identity:
         yield change
         return
-    with ExitStack() as stack:
-        chosen = None if tokens is None else stack.enter_context(chosen_positions(model, tokens))
+    with nullcontext() if tokens is None else chosen_positions(model, tokens) as chosen:
         if change.site in RESIDUAL_SITES:
             visit = _residual_visit(plan, chosen, compile)
-            part = change.site.split(".")[1]
-            stack.enter_context(contributions(model, visit, parts=(part,), layers=plan.layers))
+            parts = (change.site.split(".")[1],)
+            acting = contributions(model, visit, parts, plan.layers, every=plan.blocks)
         else:
             hook = value_hook(plan, change, chosen, compile)
             need_lse = change.site == "value.exclude_self"
-            stack.enter_context(attach(model, hook, plan.layers, need_lse=need_lse, sites=plan.sites))
-        yield change
+            acting = attach(model, hook, plan.layers, need_lse=need_lse, sites=plan.sites)
+        with acting:
+            yield change
 
 
 @dataclass(frozen=True)
 class Plan:
     """An edit resolved on a model: its layers and (s∥, s⊥) for each, numbers or tensors (heads,).
 
-    `sites`: the model's attention sites, None for an edit of the residual stream.
+    `sites`: the model's attention sites, for an edit of values; `blocks`: its blocks, for one of the stream.
     """
 
     layers: tuple[int, ...]
     scales: dict[int, tuple[float | Tensor, float | Tensor]] = field(default_factory=dict)
     sites: tuple[AttentionSite, ...] | None = None
+    blocks: tuple[Block, ...] | None = None
 
 
 def plan_of(model: nn.Module, change: Edit) -> Plan:
     """Resolve an edit on a model. Raises InputError for layers, heads or lists that do not fit it."""
-    sites = None if change.site in RESIDUAL_SITES else attention_sites(model)
-    if sites is None:
-        indices = {block.index: 0 for block in blocks(model)}
+    sites, every = None, None
+    if change.site in RESIDUAL_SITES:
+        every = blocks(model)
+        indices = {block.index: 0 for block in every}
     else:
+        sites = attention_sites(model)
         indices = {site.index: site.heads for site in sites}
     layers = tuple(indices) if change.layers is None else change.layers
     for layer in layers:
@@ -162,7 +165,7 @@ def plan_of(model: nn.Module, change: Edit) -> Plan:
                 scale = scale[sorted(indices).index(layer)]
             pair.append(_by_head(scale, change.heads, indices[layer], name))
         scales[layer] = (pair[0], pair[1])
-    return Plan(layers, scales, sites)
+    return Plan(layers, scales, sites, every)
 
 
 def _crossing(model: nn.Module) -> str:
@@ -241,8 +244,9 @@ def _residual_visit(
     def visit(contribution: Contribution) -> Tensor:
         parallel, perpendicular = plan.scales[contribution.layer]
         update = contribution.update
-        run = long if update.ndim > 1 and update.shape[-2] > 1 else scale_parts
-        if run is not scale_parts:
+        run = scale_parts
+        if compile and update.ndim > 1 and update.shape[-2] > 1:
+            run = long
             parallel, perpendicular = _on(parallel, update, True), _on(perpendicular, update, True)
         edited = run(update, contribution.reference, parallel, perpendicular)
         if chosen is None:
@@ -300,7 +304,6 @@ def _on(scale: float | Tensor, like: Tensor, tensor: bool = False) -> float | Te
 
     `tensor`: a number as a tensor too, since compiled code is made anew for every number.
     """
-    wide = torch.promote_types(like.dtype, torch.float32)
-    if not isinstance(scale, Tensor):
-        return torch.tensor(scale, dtype=wide, device=like.device) if tensor else scale
-    return scale.to(like.device, wide)
+    if not tensor and not isinstance(scale, Tensor):
+        return scale
+    return torch.as_tensor(scale, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)

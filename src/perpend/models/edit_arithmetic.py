@@ -25,11 +25,14 @@ def scale_parts(
     update: Tensor, reference: Tensor, parallel: float | Tensor, perpendicular: float | Tensor
 ) -> Tensor:
     """s∥·Δ∥ + s⊥·Δ⊥ over the last axis, in fp32 (float64 stays), returned in the dtype of `update`."""
-    wide = torch.promote_types(update.dtype, torch.float32)
-    y, z = update.to(wide), reference.to(wide)
+    y = _wide(update)
+    z = reference if reference.dtype is y.dtype else reference.to(y.dtype)
     product = y * z
-    weight = (parallel - perpendicular) * _quotient(product, z)
-    return _scaled(y, perpendicular, weight, z, product).to(update.dtype)
+    weight, change = _quotient(product, z), parallel - perpendicular
+    if isinstance(change, Tensor):
+        weight, change = weight * change, 1.0
+    scaled = _scaled(y, perpendicular, weight, z, product, change)
+    return scaled if y is update else scaled.to(update.dtype)
 
 
 def coefficient_along(y: Tensor, z: Tensor) -> Tensor:
@@ -37,19 +40,37 @@ def coefficient_along(y: Tensor, z: Tensor) -> Tensor:
     return _quotient(y * z, z)
 
 
+def _wide(tensor: Tensor) -> Tensor:
+    """A tensor in fp32 or better."""
+    return tensor if tensor.dtype in _WIDE else tensor.float()
+
+
 def _quotient(product: Tensor, z: Tensor) -> Tensor:
-    """Σ product / ‖z‖² over the last axis (kept), `product` being y·z; 0 where z = 0."""
-    square = torch.linalg.vector_norm(z, dim=-1, keepdim=True).square()
-    return product.sum(-1, keepdim=True) / square.clamp(min=torch.finfo(z.dtype).tiny)
+    """Σ product / ‖z‖² over the last axis (kept), `product` being y·z; 0 where z = 0. Uses `product` up."""
+    dot = product.sum(-1, keepdim=True)
+    square = torch.mul(z, z, out=_room(product, z)).sum(-1, keepdim=True)
+    return dot.div_(square.clamp_(min=_TINY[z.dtype]))
 
 
-def _scaled(y: Tensor, perpendicular: float | Tensor, weight: Tensor, z: Tensor, product: Tensor) -> Tensor:
-    """s⊥ y + weight · z, in the room of `product`, a tensor of the size of y whose numbers are used up."""
+def _room(product: Tensor, like: Tensor) -> Tensor | None:
+    """A tensor whose numbers are used up, for a result of another's size; None where it is still needed."""
     tracked = torch.is_grad_enabled() and product.requires_grad
-    room = None if tracked or torch.compiler.is_compiling() else product
+    return None if tracked or product.shape != like.shape or torch.compiler.is_compiling() else product
+
+
+def _scaled(
+    y: Tensor,
+    perpendicular: float | Tensor,
+    weight: Tensor,
+    z: Tensor,
+    product: Tensor,
+    change: float = 1.0,
+) -> Tensor:
+    """s⊥ y + change · weight · z, in the room of `product`, a tensor of the size of y that is used up."""
+    room = _room(product, y)
     if not isinstance(perpendicular, float) or perpendicular != 1.0:
         y = torch.mul(y, torch.as_tensor(perpendicular, dtype=y.dtype, device=y.device), out=room)
-    return torch.addcmul(y, weight, z, out=room)
+    return torch.addcmul(y, weight, z, value=change, out=room)
 
 
 def own_value(call: AttentionCall) -> Tensor:
@@ -115,9 +136,8 @@ def scale_aggregate(
 
 def _grouped(output: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """o [B, T, H_kv, groups, d_v] and v [B, T, H_kv, 1, d_v], views in fp32 or better."""
-    wide = torch.promote_types(output.dtype, torch.float32)
-    heads = value.shape[2]
-    return output.to(wide).unflatten(2, (heads, output.shape[2] // heads)), value.to(wide).unsqueeze(3)
+    o, heads = _wide(output), value.shape[2]
+    return o.unflatten(2, (heads, o.shape[2] // heads)), value.to(o.dtype).unsqueeze(3)
 
 
 def _by_group(self_mass: Tensor | None, value: Tensor) -> Tensor | None:
@@ -131,9 +151,9 @@ def _along(dot: Tensor, square: Tensor, mass: Tensor | None, reference: str, v: 
         own = (v * v).sum(-1, keepdim=True)
         if mass is not None:
             dot = dot - mass * own
-        total = (dot.shape[3] * own.sum((2, 3), keepdim=True)).clamp(min=torch.finfo(dot.dtype).tiny)
+        total = (dot.shape[3] * own.sum((2, 3), keepdim=True)).clamp(min=_TINY[dot.dtype])
         return (dot.sum((2, 3), keepdim=True) / total).expand_as(dot)
-    along = dot / square.clamp(min=torch.finfo(dot.dtype).tiny)
+    along = dot / square.clamp(min=_TINY[dot.dtype])
     return along if mass is None else along - mass
 
 
@@ -156,7 +176,7 @@ def is_step(
         and isinstance(parallel, float)
         and perpendicular.__class__ is float
         and perpendicular == 1.0
-        and output.dtype in (torch.float32, torch.float64)
+        and output.dtype in _WIDE
         and call.query.dtype is output.dtype
         and call.key.dtype is output.dtype
         and not torch.is_grad_enabled()
@@ -195,7 +215,8 @@ def step(
     return torch.addcmul(o, weight, v).view(batch, 1, heads, width)
 
 
-_TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
+_WIDE = (torch.float32, torch.float64)
+_TINY = {dtype: torch.finfo(dtype).tiny for dtype in (*_WIDE, torch.float16, torch.bfloat16)}
 
 
 @functools.cache

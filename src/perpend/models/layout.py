@@ -99,9 +99,10 @@ def blocks(model: nn.Module) -> tuple[Block, ...]:
     In a multimodal wrapper these are the decoder's, never the vision tower's. Without an adapter the longest
     list of like modules is taken, and the blocks have no parts. Raises InputError if there is no such list.
     """
-    found = family_or_none(model)
+    config = text_config(model)
+    found = _record(config)
     _, name, modules = locate(model, found)
-    count = getattr(text_config(model), found.repeats) if found and found.repeats else len(modules)
+    count = getattr(config, found.repeats) if found and found.repeats else len(modules)
     return tuple(
         Block(i, f"{name}.{i % len(modules)}", modules[i % len(modules)], found) for i in range(count)
     )
@@ -121,7 +122,11 @@ def text_config(model: nn.Module) -> Any:
 
 def family_or_none(model: nn.Module) -> Family | None:
     """The family record that fits the model's config, None without one."""
-    config = text_config(model)
+    return _record(text_config(model))
+
+
+def _record(config: Any) -> Family | None:
+    """The family record that fits a text decoder's config, None without one."""
     kind = getattr(config, "model_type", None)
     for record in known():
         if kind in record.model_types and all(
@@ -160,12 +165,17 @@ def locate(model: nn.Module, record: Family | None) -> tuple[nn.Module, str, lis
 
 def _text_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Named modules, without those under another model's config (a vision tower, an audio encoder)."""
-    own = {getattr(c, "model_type", None) for c in (getattr(model, "config", None), text_config(model))}
+    config = getattr(model, "config", None)
+    own: set[str | None] = set()
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        kind = getattr(getattr(module, "config", None), "model_type", None)
-        if kind is not None and kind not in own:
-            return
+        inner = vars(module).get("config")  # a module's __getattr__ for a name it lacks is slow
+        kind = None if inner is config else getattr(inner, "model_type", None)
+        if kind is not None:
+            if not own:
+                own.update(getattr(c, "model_type", None) for c in (config, text_config(model)))
+            if kind not in own:
+                return
         yield name, module
         for child_name, child in module.named_children():
             yield from walk(f"{name}.{child_name}" if name else child_name, child)
@@ -185,7 +195,10 @@ def how_to_add(model: nn.Module) -> str:
 
 def _descend(module: nn.Module, path: str) -> nn.Module | None:
     for name in path.split("."):
-        module = getattr(module, name, None) if name else None
-        if not isinstance(module, nn.Module):
+        found = module._modules.get(name)  # getattr raises, slowly, for a name that is not there
+        if found is None and type(module).__getattr__ is not nn.Module.__getattr__:
+            found = getattr(module, name, None)  # a wrapper hands on what it is asked
+        if not isinstance(found, nn.Module):
             return None
+        module = found
     return module

@@ -21,7 +21,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from perpend.errors import InputError, PerpendError, unknown_name
+from perpend.models.attention.patches import as_written, patched
+from perpend.models.attention.sites import path_to
 from perpend.models.families import Family, ScaleGroup
 from perpend.models.layout import PARTS, Block, blocks, family, how_to_add, locate, parts_of, text_config
 
@@ -76,6 +80,8 @@ def contributions(
     visit: Visit,
     parts: Sequence[str] | None = None,
     layers: Sequence[int] | None = None,
+    *,
+    every: tuple[Block, ...] | None = None,
 ) -> Iterator[tuple[Block, ...]]:
     """See, or replace, what each part of each layer adds to the stream while the context lasts.
 
@@ -85,12 +91,13 @@ def contributions(
 
     parts   which of "attn", "mlp", "block"; None: all that the model's family has
     layers  block indices, negative ones from the end; None: all
+    every   what `blocks` has just said of the model, for a caller that has asked
 
     Yields the blocks watched. Raises InputError for unknown parts and layers, and PerpendError from inside
     the model's forward when x + sum of contributions is not y within IDENTITY_TOLERANCE, on the first pass.
     """
-    chosen = _chosen_parts(model, parts)
-    every = blocks(model)
+    every = blocks(model) if every is None else every
+    chosen = _chosen_parts(model, every, parts)
     watched = _chosen_blocks(every, layers)
     if not watched:
         yield watched
@@ -98,19 +105,22 @@ def contributions(
     turns: dict[nn.Module, list[Block]] = {}
     for block in every:
         turns.setdefault(block.module, []).append(block)
+    wanted = {block.module for block in watched}
     handles: list[Any] = []
-    state = _STATE.setdefault(model, _State(set(), []))
+    state = _STATE.setdefault(model, _State({}, []))
     scope = _Scope(frozenset(block.index for block in watched), chosen)
     state.scopes.append(scope)
     try:
         for module, run in turns.items():
-            if any(block.module is module for block in watched):
-                watch = _Watch(run, visit, scope, state)
-                handles += watch.attach()
+            if module in wanted:
+                watch = _Watch(run, visit, scope, state, handles)
+                watch.attach()
                 if len(run) > 1:
                     owner, _, _ = locate(model, watched[0].family)
                     handles.append(owner.register_forward_pre_hook(watch.restart))
-        yield watched
+        passed = [(*path_to(model, block.name), *block.module.children()) for block in watched]
+        with patched(as_written(chain.from_iterable(passed))):
+            yield watched
     finally:
         for handle in handles:
             handle.remove()
@@ -132,17 +142,19 @@ class _Scope:
 
 @dataclass
 class _State:
-    """What is known of one model: layers (with dtype) whose identity was seen to hold, and open contexts."""
+    """What is known of one model: layers, with the dtypes in which their identity was seen to hold, and open
+    contexts."""
 
-    proved: set[tuple[int, str]]
+    proved: dict[int, set[torch.dtype]]
     scopes: list[_Scope]
+    replaced: set[int] = field(default_factory=set)  # layers whose output a context has changed in this pass
 
     def to_prove(self, scope: _Scope, layer: int, dtype: torch.dtype) -> bool:
         """Whether `scope` is the one to check this layer now.
 
         Of nested contexts the innermost, whose hooks run last: what an outer one sees may still be edited.
         """
-        if layer not in scope.layers or not scope.splits or (layer, str(dtype)) in self.proved:
+        if layer not in scope.layers or not scope.splits or dtype in self.proved.get(layer, ()):
             return False
         inner = self.scopes[self.scopes.index(scope) + 1 :]
         return not any(other.splits and layer in other.layers for other in inner)
@@ -155,40 +167,50 @@ class _Watch:
     """The hooks of one module. State lives from the block's entry to its exit, so memory stays flat.
 
     `run` is the blocks this module plays in one forward pass: itself, or several where a model repeats it.
+    Handles of the hooks go to `handles`, whose owner removes them.
     """
 
-    def __init__(self, run: Sequence[Block], visit: Visit, scope: _Scope, state: _State) -> None:
-        self.run, self.visit, self.scope, self.state = run, visit, scope, state
+    def __init__(
+        self, run: Sequence[Block], visit: Visit, scope: _Scope, state: _State, handles: list[Any]
+    ) -> None:
+        self.run, self.visit, self.scope, self.state, self.handles = run, visit, scope, state, handles
         self.block, self.turn = run[0], 0
         self.parts: Sequence[str] = ()
         self.entry: Tensor | None = None
         self.mid: Tensor | None = None
         self.added: dict[str, Tensor] = {}
-        self.proving = False
+        self.proving = self.whole = False  # checking now; with the hooks of the check
 
-    def attach(self) -> list[Any]:
-        block, record = self.block, self.block.family
-        handles = [
-            block.module.register_forward_pre_hook(self._enter, with_kwargs=True),
-        ]
-        try:
-            if record is not None and self.scope.splits:
-                for part, path in (("attn", record.attn_update), ("mlp", record.mlp_update)):
-                    handles.append(self._part(path).register_forward_hook(self._adds(part)))
-                if record.mid:
-                    handles.append(
-                        self._part(record.mid).register_forward_pre_hook(self._middle, with_kwargs=True)
-                    )
-                for part, path in zip(("attn", "mlp"), record.sums if record.form == "post_norm" else ()):
-                    handles.append(
-                        self._part(path).register_forward_pre_hook(self._summed(part), with_kwargs=True)
-                    )
-            handles.append(block.module.register_forward_hook(self._leave))
-        except BaseException:
-            for handle in handles:
-                handle.remove()
-            raise
-        return handles
+    def attach(self) -> None:
+        self._before(self.block.module, _Watch._enter)
+        if self.scope.splits:
+            self._see(self.scope.parts)
+            layers = [block.index for block in self.run if block.index in self.scope.layers]
+            if not all(layer in self.state.proved for layer in layers):
+                self._see_sums()
+        self._after(self.block.module, _Watch._leave)
+
+    def _see(self, parts: Sequence[str]) -> None:
+        record = self.block.family
+        for part, path in (("attn", record.attn_update), ("mlp", record.mlp_update)):
+            if part in parts:
+                self._after(self._part(path), _Watch._add, part)
+        if record.mid and "mlp" in parts:
+            self._before(self._part(record.mid), _Watch._middle)
+
+    def _see_sums(self) -> None:
+        """Hooks on what only the check reads: left out, for they take time, where it was already made."""
+        record, self.whole = self.block.family, True
+        self._see([part for part in PARTS if part not in self.scope.parts])
+        for part, path in zip(("attn", "mlp"), record.sums if record.form == "post_norm" else ()):
+            self._before(self._part(path), _Watch._sum, part)
+
+    def _before(self, module: nn.Module, method: Callable[..., Any], *given: str) -> None:
+        hook = partial(method, self, *given)
+        self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def _after(self, module: nn.Module, method: Callable[..., Any], *given: str) -> None:
+        self.handles.append(module.register_forward_hook(partial(method, self, *given)))
 
     def restart(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self.turn = 0
@@ -208,47 +230,45 @@ class _Watch:
         layer = self.block.index
         self.parts = self.scope.parts if layer in self.scope.layers else ()
         self.entry, self.mid, self.added = _first_tensor(args, kwargs), None, {}
+        self.state.replaced.discard(layer)
         self.proving = self.state.to_prove(self.scope, layer, self.entry.dtype)
+        if self.proving and not self.whole:
+            self._see_sums()  # a dtype in which this layer has not run yet
 
     def _middle(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.mid = _first_tensor(args, kwargs).view(self.entry.shape)
 
     def _reference(self, part: str, like: Tensor) -> Tensor:
         reference = self.mid if part == "mlp" and self.mid is not None else self.entry
-        return reference.to(like.device)
+        return reference if reference.device == like.device else reference.to(like.device)
 
-    def _adds(self, part: str) -> Callable[..., Any]:
+    def _add(self, part: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if part not in self.parts and not self.proving:
+            return None
         multiplier = self.block.multiplier
+        own, shape = _output_tensor(output), self.entry.shape
+        update = own if own.shape == shape else own.view(shape)
+        if multiplier != 1.0:
+            update = update * multiplier
+        edited = None
+        if part in self.parts:
+            edited = self.visit(Contribution(self.block.index, part, update, self._reference(part, update)))
+        if self.proving:
+            self.added[part] = (update if edited is None else edited.to(update.dtype)).detach()
+        if edited is None:
+            return None
+        if multiplier == 0.0:
+            raise PerpendError(f"{self.block.name}: its multiplier is 0, no edit of {part} can act")
+        if multiplier != 1.0:
+            edited = edited / multiplier
+        if edited.dtype is not own.dtype or edited.shape != own.shape:
+            edited = edited.to(own.dtype).reshape(own.shape)
+        return _with_output(output, edited)
 
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            if part not in self.parts and not self.proving:
-                return None
-            own = _output_tensor(output)
-            update = own.view(self.entry.shape)
-            if multiplier != 1.0:
-                update = update * multiplier
-            edited = None
-            if part in self.parts:
-                edited = self.visit(
-                    Contribution(self.block.index, part, update, self._reference(part, update))
-                )
-            if self.proving:
-                self.added[part] = (update if edited is None else edited.to(update.dtype)).detach()
-            if edited is None:
-                return None
-            if multiplier == 0.0:
-                raise PerpendError(f"{self.block.name}: its multiplier is 0, no edit of {part} can act")
-            return _with_output(output, (edited / multiplier).to(own.dtype).reshape(own.shape))
-
-        return hook
-
-    def _summed(self, part: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self.proving:
-                total = _first_tensor(args, kwargs).view(self.entry.shape)
-                self._prove(self._reference(part, total), [self.added[part]], total, part)
-
-        return hook
+    def _sum(self, part: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.proving:
+            total = _first_tensor(args, kwargs).view(self.entry.shape)
+            self._prove(self._reference(part, total), [self.added[part]], total, part)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         entry, own = self.entry, _output_tensor(output)
@@ -257,11 +277,11 @@ class _Watch:
                 f"{self.block.name} maps {tuple(entry.shape)} to {tuple(own.shape)}: a block that changes "
                 "the shape of the stream has no update"
             )
-        if self.proving:
+        if self.proving and self.block.index not in self.state.replaced:
             record = self.block.family
             if record is not None and record.form != "post_norm":
                 self._prove(entry, [self.added["attn"], self.added["mlp"]], own, "attn + mlp")
-            self.state.proved.add((self.block.index, str(entry.dtype)))
+            self.state.proved.setdefault(self.block.index, set()).add(entry.dtype)
         self.entry, self.mid, self.added = None, None, {}
         if "block" not in self.parts:
             return None
@@ -274,6 +294,7 @@ class _Watch:
         edited = self.visit(Contribution(self.block.index, "block", update, reference))
         if edited is None:
             return None
+        self.state.replaced.add(self.block.index)
         return _with_output(output, (reference.to(update.dtype) + edited).to(own.dtype))
 
     def _prove(self, start: Tensor, updates: list[Tensor], end: Tensor, which: str) -> None:
@@ -308,13 +329,15 @@ def identity_error(start: Tensor, updates: Sequence[Tensor], end: Tensor) -> tup
     return error, IDENTITY_TOLERANCE * torch.finfo(start.dtype).eps * size + torch.finfo(torch.float32).tiny
 
 
-def _chosen_parts(model: nn.Module, parts: Sequence[str] | None) -> tuple[str, ...]:
-    available = parts_of(model)
+def _chosen_parts(model: nn.Module, every: tuple[Block, ...], parts: Sequence[str] | None) -> tuple[str, ...]:
+    available = PARTS if every[0].family is not None else ("block",)
     if parts is None:
         if available != PARTS:
             warnings.warn(f"block updates only: {how_to_add(model)}", stacklevel=4)
         return available
     parts = (parts,) if isinstance(parts, str) else tuple(parts)
+    if not parts:
+        raise InputError(f"no part is chosen; give some of {', '.join(PARTS)}")
     for part in parts:
         if part not in PARTS:
             raise unknown_name("part", part, PARTS)

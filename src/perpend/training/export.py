@@ -200,7 +200,7 @@ def write_variant(model: nn.Module, folder: str | Path) -> None:
 @contextmanager
 def _gated(model: nn.Module, gates: dict[str, Tensor], *, exclude_self: bool) -> Iterator[None]:
     """The parallel part scaled by s = sigmoid(w x), x the attention module's input."""
-    from perpend.models.attention import attach, attention_modules, attention_sites, self_weight
+    from perpend.models.attention import attach, attention_sites, module_of, self_weight
     from perpend.models.edit import own_value, scale_parts
 
     weights = {int(name.split(".")[1]): tensor for name, tensor in gates.items()}
@@ -222,8 +222,7 @@ def _gated(model: nn.Module, gates: dict[str, Tensor], *, exclude_self: bool) ->
 
     with ExitStack() as stack:
         for site in attention_sites(model):
-            module = attention_modules(model)[site.name][0]
-            handle = module.register_forward_pre_hook(remember(site.index), with_kwargs=True)
+            handle = module_of(model, site).register_forward_pre_hook(remember(site.index), with_kwargs=True)
             stack.callback(handle.remove)
         stack.enter_context(attach(model, hook, need_lse=exclude_self))
         yield

@@ -17,7 +17,7 @@ from perpend.models.attention.fused import (
     own_logit,
     self_weight,
 )
-from perpend.models.attention.sites import attention_modules, attention_sites
+from perpend.models.attention.sites import attention_modules, attention_sites, module_of
 from perpend.models.attention.support import own_key_index, row_logits, valid_rows, visible
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "decoded",
     "decodes_alike",
     "log_sum_exp",
+    "module_of",
     "output_and_lse",
     "own_key_index",
     "own_logit",

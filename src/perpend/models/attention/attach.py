@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from perpend.errors import InputError, PerpendError
 from perpend.models.attention import kernel, registry
 from perpend.models.attention.call import AttentionCall, AttentionSite, Hook, Tap
-from perpend.models.attention.sites import adapter_of, attention_sites
+from perpend.models.attention.patches import as_written, patched
+from perpend.models.attention.sites import adapter_of, attention_sites, path_to
 
 
 def choose_sites(sites: tuple[AttentionSite, ...], layers: Iterable[int] | None) -> tuple[AttentionSite, ...]:
@@ -56,8 +57,11 @@ def attach(
     """
     sites = choose_sites(attention_sites(model, tower) if sites is None else sites, layers)
     groups: dict[object, dict[nn.Module, Tap]] = {}
+    passed: set[nn.Module] = set()
     for site in sites:
-        module = model.get_submodule(site.name)
+        path = path_to(model, site.name)
+        passed.update(path)
+        module = path[-1]
         if site.path == "probabilities":
             raise InputError(
                 f"{site.name} ({type(module).__name__}) computes its attention by itself: perpend sees only "
@@ -67,6 +71,7 @@ def attach(
         home = {"registry": registry, "sdpa": kernel}.get(site.path) or adapter_of(type(module))
         groups.setdefault(home, {})[module] = Tap(site, hook, need_lse)
     with ExitStack() as stack:
+        stack.enter_context(patched(as_written(passed)))
         for home, taps in groups.items():
             stack.enter_context(home.tapped(taps))
         yield sites

@@ -164,7 +164,9 @@ def _target(module: nn.Module, site_name: str) -> tuple[tuple[int, str], Put]:
 @contextmanager
 def tapped(taps: dict[nn.Module, Tap]) -> Iterator[None]:
     """Hooks on routed modules for as long as the block lasts."""
-    with patched(dict(_target(module, tap.site.name) for module, tap in taps.items())):
+    # one of each kind says where all of it look their function up: a config is slow to answer
+    kinds = {(type(module), id(module.config)): (module, tap.site.name) for module, tap in taps.items()}
+    with patched(dict(_target(module, name) for module, name in kinds.values())):
         try:
             for module, tap in taps.items():
                 with lock:

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -110,8 +110,6 @@ def _may_attend(kind: type) -> bool:
 
 def _path(module: nn.Module) -> str | None:
     kind = type(module)
-    if not _may_attend(kind):
-        return None
     if routing(kind) is not None and hasattr(module, "config"):
         return "registry"
     if adapter_of(kind) is not None:
@@ -129,14 +127,17 @@ def _path(module: nn.Module) -> str | None:
 
 
 def _is_cross(name: str, module: nn.Module) -> bool:
-    flag = getattr(module, "is_cross_attention", False)
+    flag = _has(module, "is_cross_attention") and module.is_cross_attention
     return bool(flag) or bool(_CROSS.search(name)) or "Cross" in type(module).__name__
 
 
-def _in_tower(model: nn.Module, tower: str) -> Callable[[nn.Module], bool]:
-    """Whether a module belongs to the asked part of a multimodal model (True for any other model)."""
+def _in_tower(model: nn.Module, tower: str, modules: Iterable[nn.Module]) -> Callable[[nn.Module], bool]:
+    """Which of these modules belong to the asked part of a multimodal model (all of any other model)."""
     config = getattr(model, "config", None)
     if tower == "all" or not hasattr(config, "get_text_config"):
+        return lambda module: True
+    alone = all(getattr(module, "config", config) is config for module in modules)
+    if tower == "text" and alone and not getattr(config, "sub_configs", None):
         return lambda module: True
     text = config.get_text_config(decoder=True)
     others = tuple(
@@ -155,9 +156,34 @@ def _in_tower(model: nn.Module, tower: str) -> Callable[[nn.Module], bool]:
     return inside
 
 
+def _may_attend_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules of `model.named_modules()` that can be attention at all, without naming all the others."""
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[nn.Module] = set()
+
+    def visit(name: str, module: nn.Module) -> None:
+        if module in seen:
+            return
+        seen.add(module)
+        if _may_attend(type(module)):
+            found.append((name, module))
+        for child_name, child in module._modules.items():
+            if child is not None:
+                visit(f"{name}.{child_name}" if name else child_name, child)
+
+    visit("", model)
+    return found
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    """Whether a module or its class has an attribute: to ask a module for one that it lacks is slow."""
+    return name in vars(module) or name in module._parameters or hasattr(type(module), name)
+
+
 def _first(owner: Any, names: tuple[str, ...]) -> int | None:
+    module = issubclass(type(owner), nn.Module)
     for name in names:
-        value = getattr(owner, name, None)
+        value = getattr(owner, name, None) if not module or _has(owner, name) else None
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return None
@@ -180,7 +206,7 @@ def _sizes(name: str, module: nn.Module) -> tuple[int, int, int, int]:
     groups = _first(module, ("num_key_value_groups",))
     kv = heads // groups if groups else _first(module, ("num_key_value_heads", "num_kv_heads", "n_kv_heads"))
     if dim is None:
-        width = _first(module, ("hidden_size", "embed_dim", "all_head_size", "n_embd", "dim"))
+        width = _first(module, ("hidden_size", "embed_dim", "all_head_size", "n_embd", "split_size", "dim"))
         width = width or _first(config, ("hidden_size", "n_embd", "d_model"))
         dim = _first(config, ("head_dim",)) or (width // heads if width else 0)
     return heads, kv or heads, dim, _first(module, ("v_head_dim",)) or dim
@@ -188,7 +214,7 @@ def _sizes(name: str, module: nn.Module) -> tuple[int, int, int, int]:
 
 def _window(module: nn.Module) -> int | None:
     """The sliding window that a layer's attributes or config give it, None when it sees everything."""
-    if hasattr(module, "sliding_window"):
+    if _has(module, "sliding_window"):
         return module.sliding_window if isinstance(module.sliding_window, int) else None
     config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
     window = getattr(config, "sliding_window", None)
@@ -203,9 +229,22 @@ def _window(module: nn.Module) -> int | None:
     return window if uses else None
 
 
+def path_to(model: nn.Module, name: str) -> list[nn.Module]:
+    """The modules from `model` to the one of this name; none is asked for an attribute, which is slow."""
+    found = [model]
+    for part in name.split(".") if name else ():
+        found.append(found[-1]._modules[part])  # type: ignore[arg-type]
+    return found
+
+
+def module_of(model: nn.Module, site: AttentionSite) -> nn.Module:
+    """The attention module of a site."""
+    return path_to(model, site.name)[-1]
+
+
 def _refuse(name: str, module: nn.Module) -> None:
     """Layers whose rows are not compositions, or whose path hides q and k, by name."""
-    if hasattr(module, "lambda_q1"):
+    if _has(module, "lambda_q1"):
         raise InputError(
             f"{name} ({type(module).__name__}) is differential attention: its rows are differences of two "
             "softmaxes, not compositions, so perpend does not read or edit them"
@@ -221,9 +260,10 @@ def attention_modules(model: nn.Module, tower: str = "text") -> dict[str, tuple[
     """Name -> (module, path) of each self-attention layer, in the model's own order."""
     if tower not in TOWERS:
         raise InputError(f"tower is one of {', '.join(TOWERS)}, not {tower!r}")
-    inside = _in_tower(model, tower)
+    candidates = _may_attend_modules(model)
+    inside = _in_tower(model, tower, (module for _, module in candidates))
     found: dict[str, tuple[nn.Module, str]] = {}
-    for name, module in model.named_modules():
+    for name, module in candidates:
         path = _path(module)
         if path and not _is_cross(name, module) and inside(module):
             found[name] = (module, path)
@@ -240,7 +280,9 @@ def attention_modules(model: nn.Module, tower: str = "text") -> dict[str, tuple[
 
 def cross_attention(model: nn.Module) -> tuple[str, ...]:
     """The names of a model's cross-attention layers, which are no sites."""
-    return tuple(name for name, module in model.named_modules() if _path(module) and _is_cross(name, module))
+    return tuple(
+        name for name, module in _may_attend_modules(model) if _path(module) and _is_cross(name, module)
+    )
 
 
 def attention_sites(model: nn.Module, tower: str = "text") -> tuple[AttentionSite, ...]:

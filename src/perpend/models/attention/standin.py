@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from perpend.models.attention.attach import attach
 from perpend.models.attention.call import AttentionSite
-from perpend.models.attention.sites import implementation, routing
+from perpend.models.attention.sites import implementation, module_of, routing
 
 
 @contextmanager
 def answering(model: nn.Module, site: AttentionSite, output: Tensor) -> Iterator[None]:
     """While inside, the attention of one layer returns `output` [B, T, H, d_v] whatever it is asked."""
-    module = model.get_submodule(site.name)
+    module = module_of(model, site)
     route = routing(type(module)) if site.path == "registry" else None
     own = implementation(module) if route else ""
     if route is None or (own == "eager" and route.eager is None):

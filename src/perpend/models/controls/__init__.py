@@ -103,7 +103,8 @@ def control(model: nn.Module, edit: Edit, kind: str, seed: int = 0) -> Iterator[
     move = _Mover(known()[kind], seed)
     if edit.site in RESIDUAL_SITES:
         visit = _visit(plan, move)
-        with contributions(model, visit, parts=(edit.site.split(".")[1],), layers=plan.layers):
+        parts = (edit.site.split(".")[1],)
+        with contributions(model, visit, parts, plan.layers, every=plan.blocks):
             yield
     else:
         hook = _hook(plan, edit, move)
