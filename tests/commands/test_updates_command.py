@@ -93,11 +93,11 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(saved, tmp_path, monkeyp
 
     own, calls = Collector.reduce, []
 
-    def stops(self, real):
+    def stops(self, *given):
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return own(self, real)
+        return own(self, *given)
 
     monkeypatch.setattr(Collector, "reduce", stops)
     assert run(words(saved, "updates", *short, "--out", str(broken))) == 130

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -207,6 +208,35 @@ def test_nearly_parallel_updates_keep_their_small_part():
     assert survey.mean("alpha")[0, 0] == pytest.approx(float(exact.alpha.mean()), rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e-18, 1e-19, 1e-20, 1e-21])
+def test_a_tiny_reference_keeps_its_alpha(size):
+    """‖z‖² lies at or below the smallest fp32 number there, ‖z‖ does not."""
+    torch.manual_seed(0)
+    z = size * torch.randn(8, 32, dtype=torch.float64)
+    across = torch.randn_like(z)
+    update, reference = (1e20 * z + 0.1 * size * 1e20 * across).float(), z.float()
+    _, _, got = _update_sums.three_numbers(update, reference)
+    exact = decompose(update.double(), reference.double()).perpendicular.norm(dim=-1)
+    torch.testing.assert_close(got.double(), exact, rtol=0.02, atol=0)
+
+
+def test_a_reference_of_zero_has_no_parallel_part():
+    update = torch.ones(1, 4)
+    for reference in (torch.zeros(1, 4), torch.full((1, 4), 1e-30)):
+        norm, _, across = _update_sums.three_numbers(update, reference)
+        assert float(norm) == 0.0
+        assert math.isfinite(float(across))
+
+
+def test_the_largest_hundredth_takes_the_first_of_equals():
+    norms = torch.ones(2, 250, dtype=torch.float64)
+    norms[0, 100:] = 2.0
+    norms[1, 0], norms[1, 249] = math.nan, 5.0
+    top = _update_sums._largest(norms)
+    assert top[0].nonzero().flatten().tolist() == [100, 101, 102]
+    assert top[1].nonzero().flatten().tolist() == [1, 2, 249]
+
+
 @pytest.mark.parametrize("width", [3, 32, 577])
 def test_the_null_is_that_of_a_random_direction(width):
     generator = torch.Generator().manual_seed(1)
@@ -313,3 +343,29 @@ def test_quantiles_are_within_the_stated_resolution(above, below, q):
 def test_empty_histograms_have_no_quantile():
     assert math.isnan(float(histogram.quantile(np.zeros(histogram.BINS), 0.5)))
     assert histogram.edges().shape == (histogram.BINS - 1,)
+
+
+def test_an_infinite_ratio_stays_in_its_set_of_tokens() -> None:
+    """ρ of the second token is beyond float64; the first token is alone in its set."""
+    z, dot, across = [1.0, 1e-200, 2.0], [0.0, 0.0, 1.0], [1.0, 1e150, 1.0]
+    three = torch.tensor([z, dot, across], dtype=torch.float64).view(3, 1, 1, 3)
+    sums, counts, _ = _update_sums._reduce(three, torch.tensor([True, False, False]))
+    rho = sums[..., STATISTICS.index("rho")].flatten()
+    assert rho[1] == 1.0
+    assert not torch.isnan(rho).any()
+    assert counts.shape == (4, 1, 1, len(_update_sums.COUNTS))
+
+
+def test_no_layer_is_refused() -> None:
+    with pytest.raises(InputError, match="no layer is chosen"):
+        survey_updates(tiny.tiny("llama"), tiny.tokens(2, 12), layers=[])
+
+
+def test_blocks_that_run_in_turns_unknown_to_perpend_are_refused() -> None:
+    config = transformers.AlbertConfig(
+        vocab_size=64, embedding_size=16, hidden_size=32, num_hidden_layers=4, num_hidden_groups=2,
+        num_attention_heads=4, intermediate_size=48, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.AlbertModel(config).eval()
+    with pytest.raises(InputError, match="runs this block several times"):
+        survey_updates(model, tiny.tokens(2, 12) % 64, parts=("block",))

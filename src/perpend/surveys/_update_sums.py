@@ -10,9 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from perpend.errors import InputError
 from perpend.models.layout import PARTS
 from perpend.models.stream import Contribution
 from perpend.surveys import histogram
@@ -47,8 +49,20 @@ BINNED = (
     "cotangent",  # sign(1+α)/ρ, from which ρ and the cosine follow
     "cotangent_negative",
 )
+HISTOGRAMS = tuple(name for name in BINNED if not name.endswith("_negative"))
 # sets of tokens as unions of the groups 0 neither, 1 first, 2 top, 3 both
 SETS = {"all": (0, 1, 2, 3), "without_first": (0, 2), "without_top": (0, 1), "without_both": (0,)}
+
+
+# the root of the smallest number: no norm but 0, where α is of no account, lies below it
+LEAST_NORM = {
+    dtype: math.sqrt(torch.finfo(dtype).tiny * torch.finfo(dtype).eps)
+    for dtype in (torch.float32, torch.float64)
+}
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype in LEAST_NORM else torch.float32
 
 
 def three_numbers(update: Tensor, reference: Tensor) -> Tensor:
@@ -56,13 +70,14 @@ def three_numbers(update: Tensor, reference: Tensor) -> Tensor:
 
     ‖Δ⊥‖ is the norm of Δ − αz itself: ‖Δ‖² − ‖Δ∥‖² would lose it where Δ is nearly parallel to z.
     """
-    wide = torch.promote_types(update.dtype, torch.float32)
+    wide = _wide(update.dtype)
     delta, z = update.to(wide), reference.to(wide)
     norm = torch.linalg.vector_norm(z, dim=-1)
     product = delta * z
     dot = product.sum(-1)
-    alpha = dot / norm.square().clamp_(min=torch.finfo(wide).tiny)  # 0 where z = 0
-    across = torch.addcmul(delta, alpha[..., None], z, value=-1, out=product)
+    safe = norm.clamp(min=LEAST_NORM[wide])
+    alpha = (dot / safe).div_(safe)  # by ‖z‖ twice, whose square may be below all numbers
+    across = torch.addcmul(delta, alpha.unsqueeze(-1), z, value=-1, out=product)
     return torch.stack([norm, dot, torch.linalg.vector_norm(across, dim=-1)])
 
 
@@ -71,32 +86,45 @@ class Collector:
 
     def __init__(self) -> None:
         self.seen: dict[tuple[int, str], list[Tensor]] = {}
-        self.width, self.shape = 0, (0, 0)
+        self.width, self.length = 0, 0
 
     def clear(self) -> None:
         self.seen = {}
 
     def __call__(self, c: Contribution) -> None:
-        numbers = three_numbers(c.update, c.reference)
-        self.width, self.shape = c.reference.shape[-1], tuple(numbers.shape[1:])
-        self.seen.setdefault((c.layer, c.part), []).append(numbers)
+        self.length, self.width = c.reference.shape[-2:]
+        self.seen.setdefault((c.layer, c.part), []).append(three_numbers(c.update, c.reference))
 
-    def reduce(self, real: Sequence[Tensor]) -> dict[str, Any]:
-        """Sums, counts and filled bins of the collected tokens; `real` [B, T] a batch says which count."""
+    def reduce(self, real: Tensor | None, sequences: int) -> dict[str, Any]:
+        """Sums, counts and filled bins of the collected tokens of so many `sequences`.
+
+        `real` [sequences, T] says which count; None: all do.
+        """
+        count = sequences * self.length
+        if real is None:
+            first = torch.zeros(count, dtype=torch.bool)
+            first[:: self.length] = True
+        else:
+            first = first_real(real)[real]
+        for (layer, part), seen in self.seen.items():
+            if sum(numbers[0].numel() for numbers in seen) != count:
+                raise InputError(
+                    f"{part} of layer {layer} is not seen once for each of {count} tokens: the model runs "
+                    "this block several times, or leaves tokens out; its updates cannot be told apart"
+                )
         layers = sorted({layer for layer, _ in self.seen})
         parts = [part for part in PARTS if (layers[0], part) in self.seen]
-        keep = torch.cat([batch.reshape(-1) for batch in real])
-        first = torch.cat([first_real(batch).reshape(-1) for batch in real])[keep]
-        together = max(1, TOGETHER // (len(parts) * len(keep)))
+        together = max(1, TOGETHER // (len(parts) * count))
         a_layer = len(parts) * histogram.BINS
         sums, counts, places, bins = [], [], [], []
         for start in range(0, len(layers), together):
             some = layers[start : start + together]
-            added, counted, filled = self._reduced(some, parts, keep, first)
-            place = filled.reshape(-1).nonzero()[:, 0]
-            bins.append(filled.reshape(-1)[place])
+            added, counted, filled = self._reduced(some, parts, real, first)
+            filled = filled.numpy()
+            place = np.flatnonzero(filled != 0).astype(np.int32)  # of booleans: NumPy's quick way
+            bins.append(filled[place])
             if len(some) < len(layers):  # from [4, BINNED, these layers, P, BINS] to all layers
-                table, inside = place // (len(some) * a_layer), place % (len(some) * a_layer)
+                table, inside = np.divmod(place, len(some) * a_layer)
                 place = (table * len(layers) + start) * a_layer + inside
             places.append(place)
             sums.append(added)
@@ -104,43 +132,46 @@ class Collector:
         return {
             "sums": torch.cat(sums, 1),  # [4, L, P, STATISTICS]
             "counts": torch.cat(counts, 1),
-            "bins_at": torch.cat(places).to(torch.int32),
-            "bins": torch.cat(bins).to(torch.int32),
-            "padding": len(keep) - len(first),
+            "bins_at": np.concatenate(places),
+            "bins": np.concatenate(bins),
+            "padding": count - len(first),
             "width": self.width,
         }
 
     def _reduced(
-        self, layers: Sequence[int], parts: Sequence[str], keep: Tensor, first: Tensor
+        self, layers: Sequence[int], parts: Sequence[str], real: Tensor | None, first: Tensor
     ) -> tuple[Tensor, ...]:
         """`_reduce` of these layers, where the first of them lies, with its results on the CPU."""
-        batches = [[x.reshape(3, -1) for x in self.seen[layer, part]] for layer in layers for part in parts]
-        device = batches[0][0].device
+        seen = [x.flatten(1) for layer in layers for part in parts for x in self.seen[layer, part]]
+        device = seen[0].device
         if device.type == "mps":  # which has no float64
             device = torch.device("cpu")
-        three = torch.stack([torch.cat([x.to(device) for x in batch], 1) for batch in batches], 1)
-        three = three[..., keep.to(device)].double().unflatten(1, (len(layers), len(parts)))
+        three = torch.cat([x.to(device) for x in seen], 1).double()
+        three = three.view(3, len(layers), len(parts), -1)
+        if real is not None:
+            three = three[..., real.reshape(-1).to(device)]
         return tuple(value.cpu() for value in _reduce(three, first.to(device)))
 
 
 def _reduce(three: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums [4, L, P, STATISTICS], counts [4, L, P, COUNTS], bins [4, BINNED, L, P, BINS] of [3, L, P, N]."""
+    """Sums [4, L, P, STATISTICS], counts [4, L, P, COUNTS], bins [4, BINNED, L, P, BINS] of [3, L, P, N].
+
+    What is not finite or not defined at a token makes NaN or infinity there, which no comparison and no sum
+    takes up.
+    """
     z, dot, across = three
-    count = z.shape[-1]
-    finite = torch.isfinite(three).all(0)
-    nonzero = z > 0
-    safe = torch.where(nonzero, z, 1.0)
-    alpha = torch.where(nonzero, dot / safe / safe, 0.0)
+    finite = torch.isfinite(three.sum(0))
+    alpha = dot / z / z
     along = alpha.abs() * z
     size = torch.hypot(along, across)
-    no_across = across <= RELATIVE_ZERO * size
+    least = RELATIVE_ZERO * size
     turn = 1 + alpha
-    reversal = turn.abs() <= RELATIVE_ZERO
-    used = finite & nonzero & ~no_across & ~reversal
-    rho = across / (turn.abs() * safe)
-    safe_across = torch.where(no_across, 1.0, across)
-    ratio = along / safe_across
-    share = along / torch.where(size > 0, size, 1.0)
+    turned = turn.abs()
+    used = finite & (across > least) & (turned > RELATIVE_ZERO)  # neither is true where z = 0
+    ratio = along / across
+    share = along / size
+    rho = across / (turned * z)
+    square = rho.square()
     values = {
         "alpha": alpha,
         "ratio": ratio,
@@ -148,52 +179,61 @@ def _reduce(three: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         "energy": share.square(),
         "update_norm": size,
         "reference_norm": z,
-        "relative_norm": size / safe,
+        "relative_norm": size / z,
         "rho": rho,
-        "cotangent": turn * safe / safe_across,
-        "cosine": torch.sign(turn) / torch.hypot(torch.ones_like(rho), rho),
-        "second_order": 1 - rho.square() / 2,
+        "cosine": torch.copysign((1 + square).rsqrt(), turn),
+        "second_order": 1 - square / 2,
         "alpha_square": alpha.square(),
         "ratio_square": ratio.square(),
+        "cotangent": turn * z / across,
     }
-    top = torch.zeros_like(used)
-    order = torch.argsort(torch.nan_to_num(z), dim=-1, descending=True, stable=True)
-    top.scatter_(-1, order[..., : -(-count // TOP)], True)
-    group = first.long() + 2 * top.long()  # [L, P, N], as in SETS
+    group = first.long() + 2 * _largest(z).long()  # [L, P, N], as in SETS
+    inside = group == torch.arange(4, device=group.device).view(-1, 1, 1, 1, 1)  # [4, 1, L, P, N]
+
+    def of_used(names: Sequence[str]) -> Tensor:
+        return torch.where(used, torch.stack([values[name] for name in names]), 0.0)
 
     marks = torch.stack(
         [
             torch.ones_like(used),
             used,
-            finite & ~nonzero,
-            finite & nonzero & no_across,
-            finite & reversal,
+            finite & (z == 0),
+            finite & (across <= least),
+            finite & (turned <= RELATIVE_ZERO),
             ~finite,
             used & (alpha < -1),
-        ],
-        -2,
-    )  # [L, P, COUNTS, N]
-    numbers = torch.stack([values[name] for name in STATISTICS], -2)
-    inside = torch.stack([group == g for g in range(4)]).unsqueeze(-2)  # [4, L, P, 1, N]
-    sums = torch.where(inside & used.unsqueeze(-2), numbers, 0.0).sum(-1)
-    return sums, (inside & marks).sum(-1), _bins(values, group, used)
+        ]
+    )  # [COUNTS, L, P, N]
+    sums = torch.where(inside, of_used(STATISTICS), 0.0).sum(-1)  # a product would spread an infinity
+    counts = (inside & marks).sum(-1)
+    bins = _bins(of_used(HISTOGRAMS), torch.where(used, group, 4))
+    return sums.movedim(1, -1), counts.movedim(1, -1), bins
 
 
-def _bins(values: dict[str, Tensor], group: Tensor, used: Tensor) -> Tensor:
-    """How many used tokens of each group lie in each bin, [4, BINNED, L, P, BINS]."""
-    shape = (4, len(BINNED), *group.shape[:-1], histogram.BINS)
-    names = [name for name in BINNED if not name.endswith("_negative")]
-    numbers = torch.stack([values[name] for name in names])
+def _largest(norm: Tensor) -> Tensor:
+    """True at the ceil(N/TOP) largest of [..., N], of equal ones at the first; NaN is taken for zero."""
+    norm = norm.nan_to_num()
+    count = -(-norm.shape[-1] // TOP)
+    least = norm.topk(count).values[..., -1:]
+    above, equal = norm > least, norm == least
+    room = count - above.sum(-1, keepdim=True)
+    return above | (equal & (equal.cumsum(-1) <= room))
 
-    def of_name(known: Sequence[int]) -> Tensor:
-        return torch.tensor(known, device=group.device).view(-1, 1, 1, 1)
 
-    signed = of_name([f"{name}_negative" in BINNED for name in names])
-    quantity = of_name([BINNED.index(name) for name in names]) + (signed & (numbers < 0))
-    row = torch.arange(math.prod(shape[2:-1]), device=group.device).view(*shape[2:-1], 1)
-    row = (group * len(BINNED) + quantity) * row.numel() + row
-    place = row * histogram.BINS + histogram.bins_of(torch.where(used, numbers.abs(), 1.0))
-    return torch.bincount(place[used.expand_as(place)], minlength=math.prod(shape)).reshape(shape)
+def _bins(numbers: Tensor, group: Tensor) -> Tensor:
+    """How many tokens of the groups 0 to 3 lie in each bin, [4, BINNED, L, P, BINS] flat.
+
+    `numbers` [HISTOGRAMS, L, P, N]; a token of group 4 is in none.
+    """
+    rows = math.prod(group.shape[:-1])
+    row = torch.arange(rows, device=group.device).view(*group.shape[:-1], 1)
+    line = torch.tensor([BINNED.index(name) for name in HISTOGRAMS], device=group.device).view(-1, 1, 1, 1)
+    line = line + (numbers < 0)  # "…_negative" comes next
+    place = (group * (len(BINNED) * rows) + row) + line * rows
+    place = place.mul_(histogram.BINS).add_(histogram.bins_of(numbers.abs()))
+    size = 4 * len(BINNED) * rows * histogram.BINS
+    table = torch.zeros(size + size // 4, dtype=torch.int32, device=group.device)
+    return table.scatter_add_(0, place.view(-1), table.new_ones(place.numel()))[:size]
 
 
 def first_real(real: Tensor) -> Tensor:

@@ -57,7 +57,8 @@ class UpdateSurvey:
     """Sums over tokens, [classes, layers, parts, ...], and what is read off them.
 
     `sums` float64 [4, L, P, STATISTICS], `counts` int64 [4, L, P, COUNTS], `bins` int64
-    [4, BINNED, L, P, histogram.BINS]; `by_block` are the sums before adding, [blocks, 4, L, P, STATISTICS].
+    [4, BINNED, L, P, histogram.BINS]; `by_block` are the sums before adding, [blocks, 4, L, P, STATISTICS],
+    and `filled` the places and contents of each block's filled bins.
     """
 
     layers: tuple[int, ...]
@@ -65,7 +66,7 @@ class UpdateSurvey:
     width: int
     by_block: np.ndarray
     counts: np.ndarray
-    bins: np.ndarray
+    filled: tuple[tuple[np.ndarray, np.ndarray], ...]
     padding: int
     notes: tuple[str, ...] = ()
 
@@ -73,15 +74,22 @@ class UpdateSurvey:
     def sums(self) -> np.ndarray:
         return self.by_block.sum(0)
 
+    @cached_property
+    def bins(self) -> np.ndarray:
+        bins = np.zeros((4, len(BINNED), *self.counts.shape[1:3], histogram.BINS), dtype=np.int64)
+        for place, content in self.filled:
+            bins.reshape(-1)[place] += content
+        return bins
+
     def count(self, which: str, tokens: str = "all") -> np.ndarray:
         """How many tokens [L, P]; `which` of COUNTS, `tokens` of SETS."""
-        return self.counts[list(SETS[tokens])].sum(0)[..., COUNTS.index(which)]
+        return self.counts[..., COUNTS.index(which)][list(SETS[tokens])].sum(0)
 
     def mean(self, statistic: str, tokens: str = "all") -> np.ndarray:
         """The mean over the tokens used, [L, P]; NaN where there is none. `statistic` of STATISTICS."""
-        total = self.sums[list(SETS[tokens])].sum(0)[..., STATISTICS.index(statistic)]
+        total = self.sums[..., STATISTICS.index(statistic)][list(SETS[tokens])].sum(0)
         used = self.count("used", tokens)
-        return np.divide(total, used, out=np.full(total.shape, np.nan), where=used > 0)
+        return total / np.where(used > 0, used, np.nan)
 
     def quantile(self, statistic: str, q: float, tokens: str = "all") -> np.ndarray:
         """A quantile over the tokens used, [L, P], to one part in `histogram.RESOLUTION`.
@@ -292,11 +300,6 @@ def survey_updates(
     raises.
     """
     tokens, mask = _checked(tokens, mask)
-    available = parts_of(model)
-    chosen = available if parts is None else ((parts,) if isinstance(parts, str) else tuple(parts))
-    notes: tuple[str, ...] = ()
-    if available != PARTS:
-        notes = (f"Block updates only, over {len(blocks(model))} blocks: {how_to_add(model)}",)
     total = len(tokens)
     count = -(-total // BLOCK)
     collector = Collector()
@@ -305,34 +308,36 @@ def survey_updates(
         def compute(index: int) -> dict[str, Any]:
             rows = slice(index * BLOCK, min((index + 1) * BLOCK, total))
             collector.clear()
-            real = []
             for start in starts(rows.stop, batch, first=rows.start):
                 part = slice(start, min(start + batch, rows.stop))
                 given = None if mask is None else mask[part]
                 run_trunk(model, tokens[part], given)
-                real.append(torch.ones(collector.shape, dtype=torch.bool) if given is None else given)
                 advance(part.stop - part.start)
-            return collector.reduce(real)
+            return collector.reduce(None if mask is None else mask[rows], rows.stop - rows.start)
 
         with contributions(model, collector, parts=parts, layers=layers) as watched:
+            if not watched:
+                raise InputError("no layer is chosen; leave layers out for all")
             results = map_blocks(count, compute, store=store, name="updates")
+    notes: tuple[str, ...] = ()
+    if watched[0].family is None:
+        notes = (f"Block updates only, over {len(blocks(model))} blocks: {how_to_add(model)}",)
+    if parts is None:
+        parts = parts_of(model)
+    chosen = tuple(part for part in PARTS if part in ((parts,) if isinstance(parts, str) else parts))
     return _merge(results, tuple(block.index for block in watched), chosen, notes)
 
 
 def _merge(
     results: Sequence[dict[str, Any]], layers: tuple[int, ...], parts: tuple[str, ...], notes: tuple[str, ...]
 ) -> UpdateSurvey:
-    bins = np.zeros((4, len(BINNED), len(layers), len(parts), histogram.BINS), dtype=np.int64)
-    flat = bins.reshape(-1)
-    for result in results:
-        flat[np.asarray(result["bins_at"])] += np.asarray(result["bins"])
     return UpdateSurvey(
         layers=layers,
-        parts=tuple(part for part in PARTS if part in parts),
+        parts=parts,
         width=int(results[0]["width"]),
-        by_block=np.stack([np.asarray(result["sums"]) for result in results]),
-        counts=np.sum([np.asarray(result["counts"]) for result in results], 0),
-        bins=bins,
+        by_block=np.stack([result["sums"] for result in results]),
+        counts=sum(np.asarray(result["counts"]) for result in results),
+        filled=tuple((np.asarray(result["bins_at"]), np.asarray(result["bins"])) for result in results),
         padding=sum(int(result["padding"]) for result in results),
         notes=notes,
     )
@@ -340,7 +345,7 @@ def _merge(
 
 def _checked(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     images = torch.is_floating_point(tokens)
-    if tokens.ndim != (4 if images else 2) or len(tokens) == 0:
+    if tokens.ndim != (4 if images else 2) or tokens.numel() == 0:
         raise InputError(
             f"tokens have shape {tuple(tokens.shape)}; give token ids [n, T] or images [n, 3, height, width]"
         )
