@@ -11,10 +11,10 @@ import transformers
 
 import tiny
 from attention_oracle import falcon, gpt_neo, padded, plain_gpt, record, t5, weights
-from perpend.errors import InputError, PerpendError
+from perpend.errors import InputError
 from perpend.geometry import content_dispersion, entropy, sink_balance, split_entropy
-from perpend.surveys import capture, rows
-from perpend.surveys.attention import LOOK, survey_attention
+from perpend.surveys import capture
+from perpend.surveys.attention import survey_attention
 
 W = 8
 
@@ -313,14 +313,6 @@ def test_multimodal_models_survey_their_text_decoder() -> None:
     assert all("language_model" in site.name for site in survey.sites)
 
 
-def test_not_finite_logits_name_the_layer_and_the_head() -> None:
-    model = tiny.build("llama")
-    with torch.no_grad():
-        model.model.layers[1].self_attn.q_proj.weight[8:16] = float("inf")  # head 1
-    with pytest.raises(PerpendError, match=r"layer 1 \(model\.layers\.1\.self_attn\), head 1: .*not finite"):
-        survey_attention(model, tiny.tokens(3, 30), window=W)
-
-
 def test_importance_of_the_first_tokens() -> None:
     model, tokens = tiny.tiny("gpt_oss"), tiny.tokens(3, 70)
     survey = survey_attention(model, tokens, window=W)
@@ -339,31 +331,6 @@ def test_importance_of_the_first_tokens() -> None:
     )
     assert survey.sink_rate() == pytest.approx(rate)
     assert 0 <= survey.sink_rate(0.05) <= 1
-
-
-def test_blocks_do_not_depend_on_the_batch_and_resume_bit_for_bit() -> None:
-    model, tokens = tiny.tiny("llama"), tiny.tokens(7, 30)
-    kept: dict[str, object] = {}
-    computed: list[str] = []
-
-    def store(name, compute):
-        if name not in kept:
-            computed.append(name)
-            kept[name] = compute()
-        return kept[name]
-
-    first = survey_attention(model, tokens, window=W, block=3, batch=2, store=store)
-    assert computed == ["attention-0", "attention-1", "attention-2"]
-    del kept["attention-1"]
-    computed.clear()
-    again = survey_attention(model, tokens, window=W, block=3, batch=2, store=store)
-    assert computed == ["attention-1"]
-    assert np.array_equal(first.signatures, again.signatures)
-    for name, value in first.statistics.items():
-        assert np.array_equal(value, again.statistics[name], equal_nan=True)
-    other = survey_attention(model, tokens, window=W, block=3, batch=3)
-    np.testing.assert_allclose(first.signatures, other.signatures, atol=1e-5)
-    assert first.stacked("rows").tolist() == [[66] * 3, [66] * 3, [22] * 3]
 
 
 def test_replicates_and_halves_are_weighted_blocks() -> None:
@@ -410,23 +377,6 @@ def test_tables_add_up() -> None:
     assert np.isfinite(sample[:, 1]).all()
 
 
-def test_sequences_taken_together_are_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokens = tiny.tiny("qwen2"), tiny.tokens(5, 30)
-    options = dict(window=W, retained=True, windows=(4,), value_weights=("value",), row_sample=20)
-    together = survey_attention(model, tokens, **options)
-    monkeypatch.setattr(rows, "CPU_LOGITS", 1)  # a chunk holds eight rows, so a sequence takes several
-    alone = survey_attention(model, tokens, **options)
-    for ours, theirs in (
-        (together, alone),
-        (together.windows[4], alone.windows[4]),
-        (together.weighted["value"], alone.weighted["value"]),
-    ):
-        for name in ("logits", "arithmetic", "statistics", "rows"):
-            np.testing.assert_allclose(ours.stacked(name), theirs.stacked(name), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(together.sample, alone.sample, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(together.picked.logits, alone.picked.logits, atol=1e-5)
-
-
 def test_padding_at_both_ends_is_padding() -> None:
     model, tokens = tiny.tiny("llama"), tiny.tokens(2, 30)
     mask = torch.ones(2, 30, dtype=torch.long)
@@ -436,17 +386,7 @@ def test_padding_at_both_ends_is_padding() -> None:
     agree(survey, rows)
 
 
-def test_a_look_at_the_model_takes_a_few_tokens() -> None:
-    model, tokens, passed = tiny.tiny("llama"), tiny.tokens(3, 30), []
-    handle = model.model.embed_tokens.register_forward_pre_hook(
-        lambda m, args: passed.append(args[0].numel())
-    )
-    survey_attention(model, tokens, window=W)
-    handle.remove()
-    assert passed == [LOOK, 3 * 30]
-
-
-def test_a_model_that_pads_its_sequences_is_looked_at_whole() -> None:
+def test_a_model_that_pads_its_sequences_has_rows_as_it_pads() -> None:
     inner, tokens = plain_gpt(), tiny.tokens(2, 30)
 
     class Padding(torch.nn.Module):
@@ -463,76 +403,6 @@ def test_a_model_that_pads_its_sequences_is_looked_at_whole() -> None:
     np.testing.assert_array_equal(
         survey.signatures, survey_attention(inner, padded_by_hand, window=W).signatures
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"window": 30}, "too short"),
-        ({"window": 1}, "no composition"),
-        ({"sink": "last"}, "unknown sink rule"),
-        ({"sink": [9]}, "outside the support"),
-        ({"sink": "sep"}, "outside the support"),
-        ({"sink": "sep", "attention_mask": torch.ones(3, 30).triu(-20)}, "outside the support"),
-        ({"sink": []}, "at least one position"),
-        ({"sink": "first:8"}, "leave no content"),
-        ({"sink": "first:9999999999999"}, "outside the support"),
-        ({"sink": "first:²"}, "unknown sink rule"),
-        ({"sink": "³"}, "unknown sink rule"),
-        ({"sink": "1 2"}, "unknown sink rule"),
-        ({"sink": "virtual"}, "no learned sink"),
-        ({"queries": (3, 9)}, "does not see"),
-        ({"queries": (9, 9)}, "pair"),
-        ({"queries": "no_sinks"}, "encoders"),
-        ({"queries": "some"}, "queries is"),
-        ({"batch": 0}, "at least 1"),
-        ({"attention_mask": torch.ones(3, 9)}, "shape"),
-        ({"attention_mask": torch.zeros(3, 30)}, "no real token"),
-        ({"attention_mask": (torch.arange(30) != 5).repeat(3, 1)}, "sequence 0 has padding between real"),
-        ({"layers": [5]}, "not there"),
-    ],
-)
-def test_input_that_does_not_fit_is_told(changes: dict, words: str) -> None:
-    options = {"window": W, **changes}
-    with pytest.raises(InputError, match=words):
-        survey_attention(tiny.tiny("llama"), tiny.tokens(3, 30), **options)
-
-
-def test_wrong_tokens() -> None:
-    with pytest.raises(InputError, match="ids"):
-        survey_attention(tiny.tiny("llama"), tiny.tokens(3, 30)[0])
-    with pytest.raises(InputError, match="not list"):
-        survey_attention(tiny.tiny("llama"), [1, 2])
-    with pytest.raises(InputError, match="same number"):
-        survey_attention(tiny.tiny("llama"), {"input_ids": tiny.tokens(3), "attention_mask": tiny.tokens(2)})
-
-
-def test_memory_stays_flat_in_the_length() -> None:
-    """No buffer of the survey grows with T squared: chunks of queries against the kept keys."""
-    model = tiny.tiny("llama")
-    held = []
-    original = capture.Work.take
-
-    def take(self, name, shape, like):
-        held.append(int(np.prod(shape)))
-        return original(self, name, shape, like)
-
-    capture.Work.take = take
-    try:
-        sizes = {}
-        for length in (400, 1600):
-            held.clear()
-            survey_attention(model, tiny.tokens(1, length), window=W)
-            sizes[length] = max(held)
-    finally:
-        capture.Work.take = original
-    assert sizes[1600] <= max(sizes[400] * 4, module_limit())
-
-
-def module_limit() -> int:
-    from perpend.surveys.rows import CPU_LOGITS
-
-    return CPU_LOGITS
 
 
 def test_probability_only_models_take_the_zero_policy() -> None:

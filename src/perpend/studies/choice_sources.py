@@ -199,7 +199,7 @@ def _single_rows(
             logs = torch.log_softmax(rows.double(), -1)
             kept[call.layer].append(logs.transpose(0, 1).flatten(1, 2).cpu().numpy())
 
-    run = runner(model, set(data.inputs))
+    run = runner(model, set(data.inputs), sites)
     first = starts(data.count, batch)
     with torch.no_grad(), attach(model, collect):
         for start in first:

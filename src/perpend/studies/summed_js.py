@@ -82,7 +82,7 @@ def summed_jensen_shannon(
     content = [key for key in range(length) if key not in set(dropped)]
     sites = attention_sites(model)
     data = sequences(tokens)
-    run = runner(model, set(data.inputs))
+    run = runner(model, set(data.inputs), sites)
     seen: list[tuple[int, Tensor]] = []
 
     def collect(call: AttentionCall, output: Tensor) -> None:

@@ -11,7 +11,7 @@ The model runs without its language-model head and keeps its own fast attention;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ from perpend.models.attention import (
     attach,
     attention_sites,
     choose_sites,
+    module_of,
     visible,
 )
 from perpend.progress import Progress, silent
@@ -38,7 +39,6 @@ from perpend.surveys.value_weights import log_weights
 from perpend.surveys.variants import Extras, Plan
 
 BLOCK = 32
-LOOK = 4  # tokens that a look at the model takes
 
 
 def survey_attention(
@@ -52,6 +52,7 @@ def survey_attention(
     rows: bool = True,
     retained: bool = False,
     sample: int = 4,
+    importance: bool = True,
     layers: Iterable[int] | None = None,
     tower: str = "text",
     batch: int = 8,
@@ -72,6 +73,7 @@ def survey_attention(
     `virtual`, `auto`, or positions. queries: None (t >= window, or all), `no_sinks`, or (start, stop).
     rows: also row statistics and arithmetic signatures; without them only (mean q)·k is formed.
     retained: also the mass that the support holds of the whole row. sample: rows a sequence kept singly.
+    importance: of causal models, with rows, also the first 64 keys' importance as sinks (`sink_rate`).
     layers: indices in `attention_sites(model)`. batch: sequences a pass; block: sequences whose sums stay
     apart. store, progress: as in `perpend.runs` and `perpend.progress`.
 
@@ -85,8 +87,12 @@ def survey_attention(
     """
     if batch < 1 or block < 1:
         raise InputError("batch and block are numbers of sequences, at least 1")
+    if sample < 0:
+        raise InputError("sample is a number of rows, at least 0")
     data = sequences(tokens, attention_mask)
     sites = choose_sites(attention_sites(model, tower), layers)
+    if not sites:
+        raise InputError("no layer is chosen; leave layers out for all")
     extras = Extras(
         tuple(windows),
         drop_both,
@@ -110,19 +116,29 @@ def survey_attention(
             store=store,
             extras=extras,
         )
-    run = runner(model, set(data.inputs))
-    causal, length, virtual = _look(model, sites, data, run)
-    options = dict(
-        causal=causal,
-        length=length,
-        lengths=data.lengths,
-        window=window,
-        queries=queries,
-        has_virtual=virtual,
-    )
+    run = runner(model, set(data.inputs), sites)
     count = -(-data.count // block)
 
-    def survey(support: Support, number: int, name: str, want_rows: bool, plan: Plan) -> list[dict[str, Any]]:
+    def options(call: AttentionCall) -> dict[str, Any]:
+        """What a support is planned from, as a call shows it."""
+        causal, virtual = _nature(model, sites, call)
+        return dict(
+            causal=causal,
+            length=call.query.shape[2],
+            lengths=data.lengths,
+            window=window,
+            queries=queries,
+            has_virtual=virtual,
+        )
+
+    def survey(
+        support: Support | Callable[[AttentionCall], Support],
+        length: int,
+        number: int,
+        name: str,
+        want_rows: bool,
+        plan: Plan,
+    ) -> list[dict[str, Any]]:
         lse = retained or plan.retained
         with progress(
             total=min(data.count, number * block) * length, unit="tokens", description=name
@@ -130,7 +146,9 @@ def survey_attention(
 
             def compute(index: int) -> dict[str, Any]:
                 span = range(index * block, min(data.count, (index + 1) * block))
-                capture = Capture(support, None, want_rows, retained, sample if want_rows else 0)
+                capture = Capture(
+                    support, None, want_rows, retained, sample if want_rows else 0, importance=importance
+                )
                 reader = variants.Reader(capture, plan, span)
                 with (
                     torch.no_grad(),
@@ -142,28 +160,52 @@ def survey_attention(
                         reader.batch(lengths, start)
                         run(inputs)
                         advance((stop - start) * length)
+                if not capture.layers:
+                    raise _no_call()
                 return reader.finish(sites)
 
             return map_blocks(number, compute, store=store, name=name)
 
-    chosen = sink
-    if sink == "auto":
-        first = plan_support(sink="virtual" if virtual else "first", **options)
-        chosen = _largest(survey(first, 1, "attention-sink", True, Plan()), first)
-    support = plan_support(sink=chosen, **options)
-    weigh = {}
-    if extras.value_weights:
-        weigh = log_weights(model, sites, extras.value_weights, run, data.batch(0, 1)[0], tower)
-    plan = variants.plan(extras, support, data, options, weigh)
+    plan, automatic = Plan(), sink == "auto"
+    if data.length and data.lengths is None and not automatic and not extras.any:
+        # of whole texts the first call of the first pass tells what is else looked for beforehand
+        at_first = _AtFirst(lambda call: plan_support(sink=sink, **options(call)))
+        blocks = survey(at_first, data.length, count, "attention", rows, plan)
+        support = at_first.support or at_first(_look(model, sites, data, run))  # all was in the store
+    else:
+        known = options(_look(model, sites, data, run))
+        length = int(known["length"])
+        if automatic:
+            first = plan_support(sink="virtual" if known["has_virtual"] else "first", **known)
+            sink = _largest(survey(first, length, 1, "attention-sink", True, plan), first)
+        support = plan_support(sink=sink, **known)
+        weigh = {}
+        if extras.value_weights:
+            weigh = log_weights(model, sites, extras.value_weights, run, data.batch(0, 1)[0], tower)
+        plan = variants.plan(extras, support, data, known, weigh)
+        blocks = survey(support, length, count, "attention", rows, plan)
     return collect(
-        survey(support, count, "attention", rows, plan),
+        blocks,
         sites,
         support,
         data.count,
         plan,
-        chosen_sink=support.rule if sink == "auto" else None,
+        chosen_sink=support.rule if automatic else None,
         retained_known=retained and rows,
     )
+
+
+class _AtFirst:
+    """A support that is planned from the first call of an attention layer, and stays."""
+
+    def __init__(self, plan: Callable[[AttentionCall], Support]) -> None:
+        self.plan = plan
+        self.support: Support | None = None
+
+    def __call__(self, call: AttentionCall) -> Support:
+        if self.support is None:
+            self.support = self.plan(call)
+        return self.support
 
 
 class _Seen(Exception):
@@ -171,29 +213,24 @@ class _Seen(Exception):
 
 
 def _look(
-    model: nn.Module, sites: tuple[AttentionSite, ...], data: Sequences, run: object
-) -> tuple[bool, int, bool]:
-    """Whether the model is causal, how many tokens its attention sees, whether it has learned sinks."""
-    # of the longest sequence: only a query that has a real key after it can tell
+    model: nn.Module, sites: tuple[AttentionSite, ...], data: Sequences, run: Callable[..., Any]
+) -> AttentionCall:
+    """The first call of an attention layer on the longest sequence, of whose length no other may be."""
+    # of the longest sequence: only a query that has a real key after it can tell whether it sees it
     whole = 0 if data.lengths is None else int(data.lengths.argmax())
-    inputs, _ = data.batch(whole, whole + 1)
-    call = None
-    if data.length > LOOK and all(value.shape[:2] == (1, data.length) for value in inputs.values()):
-        # a few tokens tell as much, unless the model pads or pools its sequences
-        call = _first_call(model, sites, {name: value[:, :LOOK] for name, value in inputs.items()}, run)
-        length = data.length
-    if call is None or call.query.shape[2] != LOOK:
-        call = _first_call(model, sites, inputs, run)
-        length = call.query.shape[2]
-    later = visible(call, slice(0, 1), slice(1, 2)) if length > 1 else None
+    return _first_call(model, sites, data.batch(whole, whole + 1)[0], run)
+
+
+def _nature(model: nn.Module, sites: tuple[AttentionSite, ...], call: AttentionCall) -> tuple[bool, bool]:
+    """Whether a model is causal, by a call of one of its layers, and whether any has learned sinks."""
+    later = visible(call, slice(0, 1), slice(1, 2)) if call.query.shape[2] > 1 else None
     causal = call.causal or (later is not None and not bool(later.any()))
-    modules = dict(model.named_modules())
-    virtual = call.sinks is not None or any(hasattr(modules[site.name], "sinks") for site in sites)
-    return causal, length, virtual
+    virtual = call.sinks is not None or any(hasattr(module_of(model, site), "sinks") for site in sites)
+    return causal, virtual
 
 
 def _first_call(
-    model: nn.Module, sites: tuple[AttentionSite, ...], inputs: dict[str, Tensor], run: object
+    model: nn.Module, sites: tuple[AttentionSite, ...], inputs: dict[str, Tensor], run: Callable[..., Any]
 ) -> AttentionCall:
     """The first call of an attention layer on these inputs; the model runs no further than that."""
     seen: list[AttentionCall] = []
@@ -203,10 +240,14 @@ def _first_call(
         raise _Seen
 
     with torch.no_grad(), suppress(_Seen), attach(model, look, sites=sites):
-        run(inputs)  # type: ignore[operator]
+        run(inputs)
     if not seen:
-        raise InputError("the model called none of its attention layers on this input")
+        raise _no_call()
     return seen[0]
+
+
+def _no_call() -> InputError:
+    return InputError("the model called none of its attention layers on this input")
 
 
 def _largest(blocks: list[dict[str, Tensor]], support: Support) -> str | list[int]:

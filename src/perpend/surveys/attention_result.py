@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perpend.errors import InputError
 from perpend.models.attention import AttentionSite
-from perpend.surveys.capture import PREFIX, SINK_SHARE
+from perpend.surveys.importance import PREFIX, SINK_SHARE
 from perpend.surveys.places import PickedRows
 from perpend.surveys.rows import STATISTICS
 from perpend.surveys.supports import Support
@@ -57,7 +57,8 @@ class AttentionSurvey:
         """One quantity over blocks, [blocks, ...]."""
         missing = [i for i, block in enumerate(self.blocks) if name not in block]
         if missing:
-            raise InputError(f"this survey did not keep {name!r}; run it with rows=True")
+            option = name if name == "importance" else "rows"
+            raise InputError(f"this survey did not keep {name!r}; run it with {option}=True")
         return torch.stack([block[name] for block in self.blocks]).numpy()
 
     @property
@@ -213,7 +214,7 @@ class AttentionSurvey:
         per sequence; for another ε the mean importance over sequences decides.
         """
         if "importance" not in self.blocks[0]:
-            raise InputError("Sink^ε is defined for causal models surveyed with rows=True")
+            raise InputError("Sink^ε needs a causal model, surveyed with rows=True and importance=True")
         if key >= self.blocks[0]["importance"].shape[-1]:
             raise InputError(f"key {key} is not among the first {PREFIX} tokens")
         prefixes = self.stacked("prefixes").sum(0)
@@ -224,7 +225,7 @@ class AttentionSurvey:
 
     @property
     def importance(self) -> np.ndarray:
-        """Mean importance Σ_q A_qk/(T−k) of the first 64 keys, (layers, heads, keys)."""
+        """Mean importance Σ_q A_qk/(T−k) of the first 64 keys, (layers, heads, keys); InputError without."""
         return _over(self.stacked("importance").sum(0), self.stacked("prefixes").sum(0))
 
     @cached_property

@@ -8,7 +8,7 @@ first real token. Moving the padding to the right puts that token at position 0,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from perpend.errors import InputError
-from perpend.models.attention import attention_modules
+from perpend.models.attention import AttentionSite, module_of
 from perpend.models.inputs import trunk
 from perpend.models.placement import input_device
 
@@ -58,6 +58,8 @@ def sequences(tokens: Tensor | Mapping[str, Tensor], attention_mask: Tensor | No
     count = next(iter(counts.values()))
     ids = inputs.get("input_ids")
     length = ids.shape[1] if ids is not None else 0
+    if ids is not None and not length:
+        raise InputError("the sequences have no token; give ids [sequences, length]")
     mask = inputs.get("attention_mask")
     if mask is None or ids is None:
         return Sequences(inputs, None, count, length)
@@ -93,8 +95,8 @@ def _name(tokens: Tensor) -> str:
     return "input_ids"
 
 
-def runner(model: nn.Module, names: set[str]) -> Any:
-    """The part of a model that runs its attention and no language-model head, as a function of its inputs.
+def runner(model: nn.Module, names: set[str], sites: Iterable[AttentionSite]) -> Callable[..., Any]:
+    """The part of a model that runs these of its layers and no language-model head, as a function of inputs.
 
     An encoder-decoder without decoder inputs runs its encoder. No cache is kept.
     """
@@ -105,12 +107,12 @@ def runner(model: nn.Module, names: set[str]) -> Any:
         "decoder_inputs_embeds",
     }:
         base = model.get_encoder()
-    elif not {module for module, _ in attention_modules(model).values()} <= set(base.modules()):
+    elif base is not model and not set(base.modules()).issuperset(module_of(model, site) for site in sites):
         base = model
     if config is None:
         return lambda inputs: base(next(iter(inputs.values())))
-    accepted = inspect.signature(base.forward).parameters
-    extra = {"use_cache": False} if "use_cache" in accepted or hasattr(config, "use_cache") else {}
+    caches = hasattr(config, "use_cache") or "use_cache" in inspect.signature(base.forward).parameters
+    extra = {"use_cache": False} if caches else {}
     device = input_device(model)
     dtype = next(model.parameters()).dtype
 

@@ -16,16 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perpend.errors import PerpendError
-from perpend.models.attention import AttentionCall, row_logits, valid_rows, visible
+from perpend.models.attention import AttentionCall, valid_rows, visible
 from perpend.models.attention.support import additive
+from perpend.surveys.importance import Prefixes, what_is_seen
 from perpend.surveys.rows import (
     SAMPLED,
     STATISTICS,
     Columns,
     Sums,
+    Waiting,
     Work,
-    add_rows,
+    by_head,
     centred,
     centred_keys,
     chunk_rows,
@@ -34,8 +35,6 @@ from perpend.surveys.rows import (
 )
 from perpend.surveys.supports import Support
 
-PREFIX = 64  # Sink^ε of the attention-sink literature reads the causal triangle of this many first tokens
-SINK_SHARE = 0.3
 _SAMPLED = [STATISTICS.index(name) for name in SAMPLED]
 NO_DOUBLE = {"mps"}  # devices without float64: what they computed is added up on the CPU
 
@@ -45,11 +44,12 @@ class LayerSums:
     """What one layer has added in one block: sums per head, and rows in, left out and padded."""
 
     heads: Sums
+    name: str = ""  # of its module
     rows: int = 0
     left_out: int = 0
     padding: int = 0
-    importance: Tensor | None = None  # [H, PREFIX] of sequences added up
-    over: Tensor | None = None  # [H, PREFIX] sequences whose importance exceeds SINK_SHARE
+    importance: Tensor | None = None  # [H, t] of the first t tokens, sequences added up
+    over: Tensor | None = None  # [H, t] sequences whose importance exceeds SINK_SHARE
     prefixes: int = 0
     calls: int = 0  # in the running batch
     most_calls: int = 0  # in any batch: more than one where blocks share the layer
@@ -62,12 +62,13 @@ class Capture:
     """Collects one block; its `hook` is for `attach`. One instance a block, buffers shared by all its
     layers.
 
+    `support`: or what gives it, of the first call that is seen.
     `weigh(call, b, keys)` gives what is added to the logits [H, |keys|] of one sequence of a call: rows are
     weighted by its exponential before closure. `wanted`: queries of each sequence (numbered from `first`,
     the first of the running batch) whose rows are kept one by one.
     """
 
-    support: Support
+    support: Support | Callable[[AttentionCall], Support]
     lengths: Tensor | None  # real tokens of each sequence of the running batch, None without padding
     want_rows: bool = True
     retained: bool = False
@@ -78,14 +79,25 @@ class Capture:
     first: int = 0
     layers: dict[int, LayerSums] = field(default_factory=dict)
     work: Work = field(default_factory=Work)
+    waiting: Waiting = field(init=False)  # rows whose statistics are taken together
+    prefixes: Prefixes = field(default_factory=Prefixes)  # the same of the first tokens
     _read: dict[tuple, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.waiting = Waiting(self.work)
+
     def batch(self, lengths: Tensor | None, first: int = 0) -> None:
-        """A new batch begins, with sequence number `first`: its masks are new."""
+        """A new batch begins, with sequence number `first`: its masks are new. What waits was settled."""
         self.lengths, self.first = lengths, first
         self.forget()
         for layer in self.layers.values():
             layer.calls = 0
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """A batch is over: what waits is added."""
+        self.waiting.settle()
+        self.prefixes.settle()
 
     def forget(self) -> None:
         """What was read from masks is no longer theirs."""
@@ -93,6 +105,8 @@ class Capture:
 
     def hook(self, call: AttentionCall, output: Tensor) -> None:
         """Add one call's rows."""
+        if not isinstance(self.support, Support):
+            self.support = self.support(call)
         with torch.no_grad():
             if call.query.device.type in NO_DOUBLE:
                 call = on_cpu(call, self.retained)
@@ -103,13 +117,14 @@ class Capture:
                 if rows is not None:
                     self._add_sequences(call, span, rows, biased)
                 elif self.sample:
-                    self.add_sample(call.layer, call.query.shape[1], [])
+                    self.new_sample(call.layer, call.query.shape[1])
             layer.calls += 1
             layer.most_calls = max(layer.most_calls, layer.calls)
             layer.left_out += left_out
             layer.padding += padding
             if self.importance and self.want_rows and self.support.causal:
-                self._add_importance(call, layer)
+                seen = self._once(call, lambda: what_is_seen(call), "prefix")
+                self.prefixes.add(layer, call, seen)
 
     def _rows(self, call: AttentionCall) -> tuple[list[Any], int, int, bool]:
         """Per sequence its rows (None: no row), how many real rows are out, how many are padding.
@@ -189,7 +204,8 @@ class Capture:
                     torch.zeros(heads, columns.parts, **wide),
                     torch.zeros(heads, columns.parts, **wide) if self.want_rows else None,
                     torch.zeros(heads, len(STATISTICS), **wide) if self.want_rows else None,
-                )
+                ),
+                call.site.name,
             )
         return self.layers[call.layer]
 
@@ -218,14 +234,9 @@ class Capture:
                 total = total + count * centred(weights, columns)
             sums.logits[:, columns.order] += over_sequences(total, heads)
         if self.want_rows or not plain:
-            picked = self._add_chunks(call, span, rows, query, key, keys, columns, sums, weights)
-            if self.sample:
-                for n in range(len(span)):
-                    own = slice(n * heads, (n + 1) * heads)
-                    self.add_sample(call.layer, heads, [values[own] for values in picked])
+            tables = [self.new_sample(call.layer, heads) for _ in span] if self.sample else []
+            self._add_chunks(call, span, rows, query, key, keys, columns, sums, weights, tables)
         layer.rows += count * len(span)
-        if weights is None:
-            self._check(call, sums)
 
     def _add_chunks(
         self,
@@ -237,15 +248,15 @@ class Capture:
         keys: Tensor | None,
         columns: Columns,
         sums: Sums,
-        weights: Tensor | None = None,
-    ) -> list[Tensor]:
+        weights: Tensor | None,
+        tables: list[Tensor],
+    ) -> None:
         dtype = query.dtype if query.dtype == torch.float64 else torch.float32
         order, sinks = columns.order, len(columns.sink)
         groups, count = query.shape[:2]
         heads, some = call.query.shape[1], slice(span.start, span.stop)
         plain = keys is not None
-        ready = keys.to(dtype) if plain else key.to(dtype).mul(call.scale).transpose(1, 2)
-        ready = ready.repeat_interleave(call.groups, 0)
+        ready = by_head(keys if plain else key.to(dtype).mul(call.scale), call.groups, dtype).mT
         step = chunk_rows(groups, columns.parts, query.device)
         lse = None
         if self.retained:
@@ -257,16 +268,15 @@ class Capture:
             weights = (centred(weights, columns) if plain else weights)[:, None].to(dtype)
         wanted = _spread(count, self.sample)
         keep = [self.kept_places(b, rows, count) for b in span]
-        picked = []
         for start in range(0, count, step):
             part = slice(start, min(count, start + step))
             piece = query[:, part]
             if piece.dtype != dtype:
                 piece = self.work.take("query", tuple(piece.shape), ready).copy_(piece)
             taken = None if lse is None else lse[:, part]
+            room = self.waiting.room(groups, piece.shape[1], columns, ready)
             if plain:
-                shape = (groups, piece.shape[1], columns.parts)
-                logits = torch.bmm(piece, ready, out=self.work.take("logits", shape, ready))
+                logits = torch.bmm(piece, ready, out=room)
                 if weights is not None:
                     logits += weights
                 if taken is not None:
@@ -285,7 +295,7 @@ class Capture:
                     logits = torch.cat([sink.expand(-1, logits.shape[1], 1), logits], -1)
                 logits = logits[..., order]
                 mean = logits[..., sinks:].mean(-1, keepdim=True)
-                logits = logits.sub_(mean)
+                logits = torch.sub(logits, mean, out=room)
                 if taken is not None:
                     taken = taken - mean[..., 0]
                 if not self.support.ragged:
@@ -297,11 +307,7 @@ class Capture:
                         row[:, order] = logits[n * heads : (n + 1) * heads, i - start].float().cpu()
                         self.layers[call.layer].kept[place] = row
             if self.want_rows:
-                values = add_rows(sums, logits, columns, self.work, taken)
-                here = [i - start for i in wanted if start <= i < part.stop]
-                if here:
-                    picked.append(values[..., here])
-        return picked
+                self.waiting.add(sums, logits, taken, picks(tables, wanted, part))
 
     def kept_places(self, b: int, rows: Any, count: int) -> dict[int, tuple[int, int]]:
         """Which of one sequence's rows are kept whole: number among its rows -> (sequence, query)."""
@@ -313,59 +319,47 @@ class Capture:
         numbers = range(start, start + count) if start is not None else rows.tolist()
         return {i: (sequence, t) for i, t in enumerate(numbers) if t in queries}
 
-    def add_sample(self, index: int, heads: int, picked: list[Tensor]) -> None:
-        """Keep the picked rows of one sequence, [heads, STATISTICS, n] each; NaN where there are fewer."""
+    def new_sample(self, index: int, heads: int) -> Tensor:
+        """A sequence's table of single rows, [heads, sample, SAMPLED]: NaN where it has fewer."""
         table = torch.full((heads, self.sample, len(SAMPLED)), float("nan"), dtype=torch.float32)
-        if picked:
-            rows = torch.cat(picked, -1)[:, _SAMPLED].mT
-            table[:, : rows.shape[1]] = rows
         self.layers[index].sample.append(table)
+        return table
 
-    def _add_importance(self, call: AttentionCall, layer: LayerSums) -> None:
-        """Σ_q A_qk / (T−k) of the first PREFIX tokens, for the sequences that have as many."""
-        length = min(PREFIX, call.query.shape[2])
-        first = slice(0, length)
-        seen, whole = self._once(call, lambda: _prefix(call, first), "prefix")
-        logits = row_logits(call, first, first, hide=False)
-        if seen is not None:
-            logits = torch.where(seen, logits, float("-inf"))
-        if call.sinks is None:
-            weights = torch.softmax(logits, -1)
-        else:
-            sinks = call.sinks.to(logits.dtype).view(1, -1, 1, 1)
-            weights = (logits - torch.logaddexp(logits.logsumexp(-1, keepdim=True), sinks)).exp_()
-        if whole is not None:
-            weights = weights[whole]
-        steps = torch.arange(length, 0, -1, device=weights.device)
-        importance = weights.sum(2).double() / steps
-        if layer.importance is None:
-            layer.importance = importance.new_zeros(importance.shape[1:])
-            layer.over = torch.zeros_like(layer.importance)
-        layer.importance += importance.sum(0)
-        layer.over += (importance > SINK_SHARE).sum(0)
-        layer.prefixes += len(importance)
-
-    def _check(self, call: AttentionCall, sums: Sums) -> None:
-        held = [values for values in (sums.logits, sums.statistics) if values is not None]
-        if math.isfinite(sum(float(values.sum()) for values in held)):
-            return
-        for values in held:
-            if bool(torch.isfinite(values).all()):
+    def damage(self) -> tuple[int, str] | None:
+        """The first layer whose sums are not finite, and what there is to say of it."""
+        if self.weigh is not None:  # a weight of zero is a logit without bound
+            return None
+        for index, layer in sorted(self.layers.items()):
+            held = [values for values in (layer.heads.logits, layer.heads.statistics) if values is not None]
+            if math.isfinite(sum(float(values.sum()) for values in held)):
                 continue
-            head = int((~torch.isfinite(values)).any(-1).nonzero()[0])
-            raise PerpendError(
-                f"layer {call.layer} ({call.site.name}), head {head}: its attention logits are not finite; "
-                "the model overflows in its dtype (load it with dtype=float32 or bfloat16) or its weights "
-                "are damaged"
-            )
+            for values in held:
+                if bool(torch.isfinite(values).all()):
+                    continue
+                head = int((~torch.isfinite(values)).any(-1).nonzero()[0])
+                return index, (
+                    f"layer {index} ({layer.name}), head {head}: its attention logits are not finite; "
+                    "the model overflows in its dtype (load it with dtype=float32 or bfloat16) or its "
+                    "weights are damaged"
+                )
+        return None
 
 
-def _prefix(call: AttentionCall, first: slice) -> tuple[Tensor | None, Tensor | None]:
-    """Which keys the first tokens see, and which sequences have as many tokens; None for all."""
-    seen = visible(call, first, first)
-    padded = call.mask is not None or call.padding is not None or call.rule is not None
-    whole = valid_rows(call)[:, first].all(-1) if padded else None
-    return seen, None if whole is None or bool(whole.all()) else whole
+def picks(tables: list[Tensor], wanted: list[int], part: slice) -> Callable[[Tensor], None] | None:
+    """Puts the wanted rows of a chunk into their sequences' tables; None where it has none of them.
+
+    `wanted`: row numbers, each for one place in a table; `part`: those of the chunk.
+    """
+    places = [i for i, row in enumerate(wanted) if part.start <= row < part.stop]
+    if not tables or not places:
+        return None
+    rows = [wanted[i] - part.start for i in places]
+
+    def put(each: Tensor) -> None:
+        for table, own in zip(tables, each[:, _SAMPLED][..., rows].mT.float().cpu().chunk(len(tables))):
+            table[:, places] = own
+
+    return put
 
 
 def on_cpu(call: AttentionCall, with_lse: bool) -> AttentionCall:

@@ -31,7 +31,7 @@ from perpend.models.inputs import run_trunk
 from perpend.models.layout import blocks
 from perpend.models.roles import Roles
 from perpend.progress import Progress, silent
-from perpend.surveys.rows import STATISTICS, Columns, Sums, Work, add_rows, chunk_rows
+from perpend.surveys.rows import STATISTICS, Columns, Sums, Work, chunk_rows, row_sums
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -211,7 +211,7 @@ def survey_outliers(
                     chosen = slice(start, min(length, start + step))
                     logits = row_logits(_image(call, b), chosen)[0].cpu()[..., columns.order]
                     logits = logits - logits[..., len(columns.sink) :].mean(-1, keepdim=True)
-                    add_rows(part, logits, columns, work)
+                    part.add(row_sums(logits, columns, work), columns)
                 sums[at[call.layer], : len(part.statistics)] += part.statistics
                 rows[at[call.layer]] += length
 

@@ -22,8 +22,8 @@ from perpend.errors import InputError
 from perpend.models.attention import AttentionSite
 from perpend.surveys.attention_result import AttentionSurvey, collect
 from perpend.surveys.batches import Sequences, runner
-from perpend.surveys.capture import Capture, LayerSums, _as_slice, _spread
-from perpend.surveys.rows import STATISTICS, Sums, add_rows, chunk_rows
+from perpend.surveys.capture import Capture, LayerSums, _as_slice, _spread, picks
+from perpend.surveys.rows import STATISTICS, Sums, chunk_rows
 from perpend.surveys.supports import Support, plan_support
 from perpend.surveys.variants import Extras, Plan, Reader, plan
 
@@ -99,7 +99,7 @@ def survey_model(
     sample: int = 4,
 ) -> AttentionSurvey:
     """A survey from the probabilities that a model returns: T x T rows, one batch at a time."""
-    run = runner(model, set(data.inputs))
+    run = runner(model, set(data.inputs), sites)
     if data.lengths is not None:
         raise InputError(
             "a model that shows only probabilities is surveyed on whole sequences, without padding"
@@ -119,6 +119,10 @@ def survey_model(
         )
     if extras.value_weights:
         raise InputError("this model shows probabilities and no values: its rows cannot be weighted by them")
+    if sink == "auto":
+        raise InputError(
+            "sink='auto' needs a model that shows queries and keys; name a position, or sink='first'"
+        )
     options = dict(
         causal=_is_causal(first),
         length=first[0].shape[-1],
@@ -269,13 +273,11 @@ def _add(capture: Capture, index: int, rows: Tensor, epsilon: float) -> Counter[
         for i, place in capture.kept_places(b, inside, count).items():
             layer.kept[place] = torch.empty(heads, columns.parts)
             layer.kept[place][:, order] = logits[:, i].float().cpu()
-        wanted, picked = _spread(count, capture.sample), []
+        wanted = _spread(count, capture.sample)
+        tables = [capture.new_sample(index, heads)] if capture.sample else []
         for start in range(0, count, step):
-            values = add_rows(layer.heads, logits[:, start : start + step], columns, capture.work)
-            here = [i - start for i in wanted if start <= i < start + step]
-            if here:
-                picked.append(values[..., here])
+            piece = logits[:, start : start + step]
+            room = capture.waiting.room(heads, piece.shape[1], columns, piece).copy_(piece)
+            capture.waiting.add(layer.heads, room, None, picks(tables, wanted, slice(start, start + step)))
         layer.rows += count
-        if capture.sample:
-            capture.add_sample(index, heads, picked)
     return Counter(zeros=zeros, massless=massless)

@@ -16,8 +16,10 @@ Source: "Which Question Is Your Attention Metric Answering?", Definitions 1-2, P
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +40,8 @@ STATISTICS = (
 )
 SAMPLED = ("sink_mass", "binary", "content", "dispersion", "balance")
 LARGEST_MASS = 1e30  # of exponentials of centred logits, in fp32
-CPU_LOGITS = 1 << 19  # of one chunk of queries on a CPU: two buffers of two megabytes, and few operations
-GPU_LOGITS = 1 << 26
+CPU_LOGITS = 1 << 19  # taken together on a CPU: two buffers of two megabytes, and few operations
+GPU_LOGITS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,28 @@ class Sums:
     arithmetic: Tensor | None
     statistics: Tensor | None
 
+    def add(self, rows: RowSums, columns: Columns, own: slice = slice(None)) -> None:
+        """Add the sums `own` of these: of the heads that are here, for one sequence or several in a row."""
+        heads = len(self.logits)
+        if self.statistics is not None:
+            found = over_sequences(rows.statistics[own], heads)
+            self.statistics[:, : found.shape[1]] += found
+        if self.arithmetic is not None:
+            self.arithmetic[:, columns.order] += over_sequences(rows.arithmetic[own], heads)
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """Sums over the n rows of each of G heads, and what each row has.
+
+    `statistics` [G, F] float64, in STATISTICS' order, without `retained` where no log-sum-exp was given;
+    `arithmetic` [G, D] float64 in working order; `each` [G, F, n], never with `retained`.
+    """
+
+    statistics: Tensor
+    arithmetic: Tensor
+    each: Tensor
+
 
 class Work:
     """Buffers that are used again for every chunk: fresh memory costs more here than the arithmetic."""
@@ -111,11 +135,11 @@ def over_sequences(values: Tensor, heads: int) -> Tensor:
 def mean_logits(query: Tensor, keys: Tensor) -> Tensor:
     """Sum over rows of the centred logits, [G, D] float64 in working order, from the sum of queries.
 
-    `query` [G, n, d]; `keys` as `centred_keys` gives them, of G / groups heads. Exact for rows that see all
+    `query` [G, n, d]; `keys` [K, D, d] as `centred_keys` gives them. Exact for rows that see all
     of the keys, without soft-cap, bias or learned sink.
     """
     total = _sum_rows(query).unflatten(0, (keys.shape[0], -1))
-    return torch.bmm(total, keys).flatten(0, 1)
+    return torch.bmm(total, keys.mT).flatten(0, 1)
 
 
 def _sum_rows(query: Tensor) -> Tensor:
@@ -131,17 +155,26 @@ def centred(logits: Tensor, columns: Columns) -> Tensor:
 
 
 def centred_keys(key: Tensor, scale: float, columns: Columns) -> Tensor:
-    """Keys [G, W, d] → [G, d, D] float64 in working order, scaled, less the content's mean key: for plain
+    """Keys [K, W, d] → [K, D, d] float64 in working order, scaled, less the content's mean key: for plain
     logits."""
     wide = key.double()[:, columns.order]
-    wide = (wide - wide[:, len(columns.sink) :].mean(1, keepdim=True)).mul_(scale)
-    return wide.transpose(1, 2)
+    return (wide - wide[:, len(columns.sink) :].mean(1, keepdim=True)).mul_(scale)
+
+
+def by_head(keys: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """[K, ...] of key-value heads → [K·groups, ...] of query heads, in this dtype."""
+    wide = torch.empty(len(keys), groups, *keys.shape[1:], dtype=dtype, device=keys.device)
+    return wide.copy_(keys[:, None]).flatten(0, 1)
+
+
+def most_logits(device: torch.device) -> int:
+    """How many logits are taken together."""
+    return CPU_LOGITS if device.type == "cpu" else GPU_LOGITS
 
 
 def chunk_rows(groups: int, parts: int, device: torch.device) -> int:
     """How many queries a chunk holds."""
-    room = CPU_LOGITS if device.type == "cpu" else GPU_LOGITS
-    return max(8, room // max(1, groups * parts))
+    return max(8, most_logits(device) // max(1, groups * parts))
 
 
 @dataclass(frozen=True)
@@ -179,14 +212,13 @@ def sink_split(sink_logits: Tensor, log_mass: Tensor) -> SinkSplit:
     return SinkSplit(share, rest, binary, within, lse, pure)
 
 
-def add_rows(sums: Sums, logits: Tensor, columns: Columns, work: Work, lse: Tensor | None = None) -> Tensor:
-    """Add one chunk: centred logits [G, n, D] in working order (destroyed). Returns STATISTICS [G, 10, n].
+def row_sums(logits: Tensor, columns: Columns, work: Work, lse: Tensor | None = None) -> RowSums:
+    """Sums over rows from their centred logits [G, n, D] in working order, which are destroyed.
 
-    G is the heads that `sums` has, or these for several sequences, one after another.
     `lse` [G, n] is the whole row's log-sum-exp less the content's mean logit, for the mass the support
-    retains, which is the eleventh of STATISTICS and not among those returned.
+    retains, the eleventh of STATISTICS.
     """
-    sinks, heads = len(columns.sink), len(sums.logits)
+    sinks = len(columns.sink)
     sink_logits = logits[..., :sinks].clone()
     logits[..., :sinks] = 0.0
     dispersion = torch.linalg.vector_norm(logits, dim=-1)
@@ -209,15 +241,80 @@ def add_rows(sums: Sums, logits: Tensor, columns: Columns, work: Work, lse: Tens
     share, balance = split.share, sink_logits.mean(-1) if sinks > 1 else sink_logits[..., 0]
     balance = balance * columns.balance_scale
     rows = (share, split.binary, content, split.rest * content, split.within, dispersion, balance)
-    values = torch.stack([*rows, share.square(), dispersion.square(), balance.square()], 1)
-    together = values.double().sum(-1)
-    if sums.statistics is not None:
-        sums.statistics[:, : values.shape[1]] += over_sequences(together, heads)
-        if lse is not None:
-            retained = (torch.logaddexp(log_mass, split.lse) - lse).clamp_(max=0.0).exp_()
-            sums.statistics[:, -1] += over_sequences(retained.sum(-1, dtype=torch.float64), heads)
-    if sums.arithmetic is not None:
-        part = torch.bmm((split.rest / mass)[:, None], exponents)[:, 0].double()
-        part[:, :sinks] = together[:, :1] if sinks == 1 else (share[..., None] * split.pure).double().sum(1)
-        sums.arithmetic[:, columns.order] += over_sequences(part, heads)
-    return values
+    each = torch.stack([*rows, share.square(), dispersion.square(), balance.square()], 1)
+    statistics = each.double().sum(-1)
+    arithmetic = torch.bmm((split.rest / mass)[:, None], exponents)[:, 0].double()
+    arithmetic[:, :sinks] = (
+        statistics[:, :1] if sinks == 1 else (share[..., None] * split.pure).double().sum(1)
+    )
+    if lse is not None:
+        retained = (torch.logaddexp(log_mass, split.lse) - lse).clamp_(max=0.0).exp_()
+        statistics = torch.cat([statistics, retained.sum(-1, dtype=torch.float64, keepdim=True)], 1)
+    return RowSums(statistics, arithmetic, each)
+
+
+@dataclass
+class _Placed:
+    """Whose rows lie where: the sums they go to, how many heads (of one sequence or several), their lse.
+
+    `then` gets what each of these rows has, as in `RowSums.each`.
+    """
+
+    sums: Sums
+    groups: int
+    lse: Tensor | None
+    then: Callable[[Tensor], None] | None
+
+
+class Waiting:
+    """Logits of several calls side by side, until there are enough: few and large operations.
+
+    `room` is where a call writes its centred logits, `add` says whose they are; `settle` takes their sums, as
+    do both where rows of another kind come or the buffer is full.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.work = work  # others' too; what waits has a buffer of its own
+        self._own = Work()
+        self._placed: list[_Placed] = []
+        self._filled = 0
+        self._kind: tuple[Any, ...] = ()
+
+    def room(self, groups: int, count: int, columns: Columns, like: Tensor) -> Tensor:
+        """A place for logits [groups, count, D], in working order; until the next call of this."""
+        kind, size = (columns, count, like.dtype, like.device), groups * count * columns.parts
+        most = most_logits(like.device)
+        if kind != self._kind or self._filled + size > most:
+            self.settle()
+            self._kind = kind
+        self._buffer = self._own.take("logits", (max(most, size),), like)
+        return self._buffer[self._filled : self._filled + size].view(groups, count, columns.parts)
+
+    def add(
+        self,
+        sums: Sums,
+        logits: Tensor,
+        lse: Tensor | None = None,
+        then: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        """What was last written belongs to these sums."""
+        self._placed.append(_Placed(sums, len(logits), lse, then))
+        self._filled += logits.numel()
+
+    def settle(self) -> None:
+        """Add everything that waits to its sums."""
+        placed, filled = self._placed, self._filled
+        self._placed, self._filled = [], 0
+        if not placed:
+            return
+        columns, count = self._kind[:2]
+        logits = self._buffer[:filled].view(-1, count, columns.parts)
+        lse = None if placed[0].lse is None else torch.cat([one.lse for one in placed])
+        found = row_sums(logits, columns, self.work, lse)
+        start = 0
+        for one in placed:
+            own = slice(start, start + one.groups)
+            one.sums.add(found, columns, own)
+            if one.then is not None:
+                one.then(found.each[own])
+            start = own.stop

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from perpend.errors import InputError
+from perpend.errors import InputError, PerpendError
 from perpend.models.attention import AttentionCall, AttentionSite
 from perpend.surveys.batches import Sequences
 from perpend.surveys.blocks import finish, kept_rows
@@ -159,8 +159,19 @@ class Reader:
 
     def batch(self, lengths: Tensor | None, first: int) -> None:
         """A new batch begins with sequence `first`."""
+        self.settle()
         for capture in (self.main, *self.others.values()):
             capture.batch(lengths, first)
+
+    def settle(self) -> None:
+        """A batch is over: what waits is added. PerpendError for the first layer that is not finite."""
+        captures = [self.main, *self.others.values()]
+        for capture in captures:
+            capture.settle()
+        readers = captures if self.whole is None else [*captures, self.whole]
+        found = [damage for reader in readers if (damage := reader.damage()) is not None]
+        if found:
+            raise PerpendError(min(found, key=lambda damage: damage[0])[1])
 
     def hook(self, call: AttentionCall, output: Tensor) -> None:
         """Read one call."""
@@ -178,6 +189,7 @@ class Reader:
 
     def finish(self, sites: tuple[AttentionSite, ...]) -> dict[str, Any]:
         """The block's sums: those of the main rows, and under `variants`, `whole` and `kept` the others'."""
+        self.settle()
         count = len(self.span)
         block: dict[str, Any] = finish(self.main, sites, count)
         if self.others:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perpend.errors import InputError, PerpendError, unknown_name
+from perpend.errors import InputError, unknown_name
 from perpend.models.attention import AttentionCall, AttentionSite, row_logits, valid_rows, visible
 from perpend.surveys.rows import sink_split
 
@@ -68,6 +68,7 @@ class WholeCapture:
     edges: tuple[int, ...]
     sums: dict[int, Tensor] = field(default_factory=dict)  # layer -> [H, bins, STATISTICS], float64
     rows: dict[int, Tensor] = field(default_factory=dict)  # layer -> [bins]
+    names: dict[int, str] = field(default_factory=dict)  # of the layers' modules
     left_out: dict[int, int] = field(default_factory=dict)
     without_content: dict[int, int] = field(default_factory=dict)
 
@@ -81,6 +82,7 @@ class WholeCapture:
             )
             self.rows[call.layer] = torch.zeros(bins, dtype=torch.int64)
             self.left_out[call.layer] = self.without_content[call.layer] = 0
+            self.names[call.layer] = call.site.name
         real = valid_rows(call)
         width = min(KEYS, call.key.shape[2])
         room = CPU_ROOM if device.type == "cpu" else GPU_ROOM
@@ -90,11 +92,17 @@ class WholeCapture:
             rows = slice(start, min(length, start + step))
             place = torch.bucketize(torch.arange(rows.start, rows.stop, device=device), edges, right=True) - 1
             self._add(call, rows, place, real[:, rows], width)
-        if not bool(torch.isfinite(self.sums[call.layer]).all()):
-            raise PerpendError(
-                f"layer {call.layer} ({call.site.name}): attention logits are not finite outside the fixed "
-                "support; the model overflows in its dtype (load it with dtype=float32 or bfloat16)"
-            )
+
+    def damage(self) -> tuple[int, str] | None:
+        """The first layer whose sums are not finite, and what there is to say of it."""
+        for layer, sums in sorted(self.sums.items()):
+            if not bool(torch.isfinite(sums).all()):
+                return layer, (
+                    f"layer {layer} ({self.names.get(layer, '')}): attention logits are not finite outside "
+                    "the fixed support; the model overflows in its dtype (load it with dtype=float32 or "
+                    "bfloat16)"
+                )
+        return None
 
     def _add(self, call: AttentionCall, rows: slice, place: Tensor, real: Tensor, width: int) -> None:
         batch, heads = call.query.shape[:2]

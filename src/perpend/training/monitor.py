@@ -129,7 +129,9 @@ class Monitor:
             self._began = began
         inner = unwrapped(model)
         with as_evaluated(inner):
-            survey = survey_attention(inner, self.tokens, block=len(self.tokens), sample=0, **self.options)
+            survey = survey_attention(
+                inner, self.tokens, block=len(self.tokens), sample=0, importance=False, **self.options
+            )
         found = measure(survey, name=f"step {step}", weights="", step=step, replicates=0)
         layers = found.layers[list(FIELDS)].to_numpy(np.float64)
         changes = split(self.readings[-1].layers, layers) if self.readings else {}
