@@ -57,6 +57,9 @@ def time_of(model: torch.nn.Module, tokens: torch.Tensor, kind: str | None) -> t
 
         with attach(model, hook, need_lse=capture.retained):
             run_trunk(model, tokens)
+        start = time.thread_time()
+        capture.settle()
+        inside += time.thread_time() - start
     return time.thread_time() - began, inside
 
 

@@ -48,7 +48,8 @@ def _perpend(setting: Setting) -> Run:
     model, ids = perpend_model(setting.folder), setting.ids
 
     def run() -> Any:
-        survey = perpend.survey_attention(model, ids, window=WINDOW, sample=0)  # no single rows
+        # no single rows, and no importance as a sink, which are taken from other rows
+        survey = perpend.survey_attention(model, ids, window=WINDOW, sample=0, importance=False)
         by_head = survey.statistics
         return np.stack(
             [by_head[name].mean(-1) for name in ("sink_mass", "total", "content", "dispersion")], -1
@@ -125,7 +126,7 @@ JOB = Job(
     name="attention",
     title="Attention survey",
     about="Every layer's mean sink mass, H, H(π) and C_A⊥ over heads, on the first 64 keys. perpend takes "
-    "them head by head, with each head's mean rows and its importance as a sink, as every survey does.",
+    "them head by head, with each head's mean rows, as every survey does.",
     baseline="plain",
     contenders={
         "plain": _plain,
