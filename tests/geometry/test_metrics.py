@@ -19,7 +19,7 @@ import perpend.geometry as g
 from geometry.strategies import SEEDS, rows, softmax
 from perpend.errors import InputError
 from perpend.geometry.laws import LAWS, Draw
-from perpend.geometry.metrics import jensen_shannon
+from perpend.geometry.metrics import _distances, jensen_shannon
 
 METRICS = list(g.METRICS)
 POLICIES = ("keep", "drop")
@@ -182,21 +182,60 @@ def test_the_matrix_is_the_pairs_symmetric_to_the_bit_and_ties_equal_rows(heads,
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("few", [0, 1], ids=["by differences", "by products"])
 @pytest.mark.parametrize("name", METRICS)
-def test_the_matrix_is_the_same_in_strips_on_threads_and_with_gradients(heads, name, threads, monkeypatch):
+def test_the_matrix_is_the_same_in_strips_on_threads_and_with_gradients(
+    heads, name, few, threads, monkeypatch
+):
     x = softmax(heads)
     whole = g.pairwise(x, **options(name, "keep"))
     before = torch.get_num_threads()
-    monkeypatch.setattr("perpend.geometry.metrics.FEW", 1)
+    monkeypatch.setattr("perpend.geometry.metrics.FEW", few)
+    monkeypatch.setattr("perpend.geometry.metrics.BAND", 16)
     try:
         torch.set_num_threads(threads)
         in_strips = g.pairwise(x, **options(name, "keep"))
         by_torch = g.pairwise(torch.from_numpy(x).requires_grad_(), **options(name, "keep"))
     finally:
         torch.set_num_threads(before)
-    np.testing.assert_array_equal(in_strips, whole)
+    np.testing.assert_allclose(in_strips, whole, rtol=1e-13, atol=1e-18)
+    np.testing.assert_array_equal(in_strips, in_strips.T)
     assert by_torch.requires_grad
     np.testing.assert_allclose(by_torch.detach().numpy(), whole, rtol=1e-12, atol=1e-18)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3, 1e-7, 1e-12])
+def test_euclidean_distances_keep_their_digits_however_near(spread):
+    """Five close groups far from one another and from 0, against 80-bit arithmetic."""
+    generator = np.random.default_rng(1)
+    points = 100 + generator.normal(size=(5, 1, 20)) + spread * generator.normal(size=(5, 40, 20))
+    points = points.reshape(200, 20)[generator.permutation(200)]
+    wide = points.astype(np.longdouble)
+    expected = np.sqrt(np.square(wide[:, None] - wide).sum(-1))
+    found = _distances(torch.from_numpy(points)).numpy()
+    np.testing.assert_array_equal(found == 0, np.eye(200, dtype=bool))
+    pairs = np.triu_indices(200, 1)
+    np.testing.assert_allclose(found[pairs], expected[pairs].astype(float), rtol=3e-15)
+
+
+def test_many_equal_rows_are_compared_once_and_equally_far_to_the_bit():
+    generator = np.random.default_rng(2)
+    points = generator.normal(size=(70, 9))[generator.integers(0, 70, 300)]
+    found = _distances(torch.from_numpy(points)).numpy()
+    equal = (points[:, None] == points).all(-1)
+    np.testing.assert_array_equal(found == 0, equal)
+    for row in range(300):
+        assert (found[equal[row]] == found[row]).all()
+
+
+def test_squares_that_overflow_leave_infinite_distances_and_no_nan():
+    points = torch.zeros(100, 2, dtype=torch.float64)
+    points[:, 1] = torch.arange(100)
+    points[:2, 0] = torch.tensor([1e200, -1e200])
+    found = _distances(points)
+    assert torch.isinf(found[0, 1:]).all()
+    assert found[2, 3] == 1
+    assert found[0, 0] == 0
 
 
 @pytest.mark.parametrize(("name", "policy"), [*product(METRICS, POLICIES)])

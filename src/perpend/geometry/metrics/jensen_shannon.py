@@ -11,13 +11,15 @@ Two formulas, one value:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from .._rows import Rows
-from . import Metric, in_threads
+from . import Metric
 
 EXACT_BELOW = 1e-4  # nats; above it the fast formula is good to a relative 1e-11
 _BLOCK = (32, 64)  # rows × rows of one block: its two buffers stay in a core's cache
@@ -60,8 +62,20 @@ def _fill(p: Tensor, out: Tensor) -> None:
     if p.is_cuda:
         _strips(p, negentropy, out, strips)
     else:
-        in_threads(lambda starts: _strips(p, negentropy, out, starts), strips)
+        _in_threads(lambda starts: _strips(p, negentropy, out, starts), strips)
     out.copy_(out.triu(1) + out.triu(1).T)
+
+
+def _in_threads(work: Callable[[Sequence[int]], None], starts: Sequence[int]) -> None:
+    """`work` on the starts of a triangle's strips, on as many threads as torch has.
+
+    Thread k of n has every n-th strip: strips shrink down the triangle, so each has an even share.
+    """
+    workers = max(1, min(torch.get_num_threads(), os.cpu_count() or 1, len(starts)))
+    if workers == 1:
+        return work(starts)
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, (starts[k::workers] for k in range(workers))))
 
 
 def _strips(p: Tensor, negentropy: Tensor, out: Tensor, starts: Sequence[int]) -> None:
