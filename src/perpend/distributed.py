@@ -9,6 +9,7 @@ and the blocks' sums are gathered and added in block order: the results are thos
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -133,10 +134,15 @@ def barrier() -> None:
 
 def shutdown() -> None:
     """Leaves the group, if there is one; the processes may end in any order afterwards."""
+    global _cpu_group
     if world() > 1:
         import torch.distributed as dist
 
         if dist.is_initialized():
+            # A model that was shared holds the group in reference cycles. What is left of it when the
+            # interpreter ends takes running threads with it, and the process aborts after all its work.
+            _cpu_group = None
+            gc.collect()
             dist.destroy_process_group()
 
 

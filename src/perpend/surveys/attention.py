@@ -223,8 +223,10 @@ def _look(
 
 def _nature(model: nn.Module, sites: tuple[AttentionSite, ...], call: AttentionCall) -> tuple[bool, bool]:
     """Whether a model is causal, by a call of one of its layers, and whether any has learned sinks."""
-    later = visible(call, slice(0, 1), slice(1, 2)) if call.query.shape[2] > 1 else None
-    causal = call.causal or (later is not None and not bool(later.any()))
+    causal = call.causal
+    if not causal and call.query.shape[2] > 1:
+        later = visible(call, slice(0, 1), slice(1, 2))
+        causal = later is not None and not bool(later.any())
     virtual = call.sinks is not None or any(hasattr(module_of(model, site), "sinks") for site in sites)
     return causal, virtual
 

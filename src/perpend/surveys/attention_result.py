@@ -88,7 +88,7 @@ class AttentionSurvey:
     @cached_property
     def signatures(self) -> np.ndarray:
         """Aitchison means over rows, log-probabilities, (layers, heads, parts)."""
-        return self._signature(np.ones(len(self.blocks)))
+        return self._signature()
 
     @cached_property
     def arithmetic(self) -> np.ndarray:
@@ -96,9 +96,13 @@ class AttentionSurvey:
         total = self.stacked("arithmetic").sum(0)
         return _over(total, self.rows)
 
-    def _signature(self, weights: np.ndarray) -> np.ndarray:
-        logits = np.tensordot(weights, self.stacked("logits"), 1)
-        mean = _over(logits, weights @ self.stacked("rows"))
+    def _total(self, name: str, weights: np.ndarray | None) -> np.ndarray:
+        """A quantity over all blocks, each so many times; None: once."""
+        values = self.stacked(name)
+        return values.sum(0) if weights is None else np.tensordot(weights, values, 1)
+
+    def _signature(self, weights: np.ndarray | None = None) -> np.ndarray:
+        mean = _over(self._total("logits", weights), self._total("rows", weights))
         if self.support.ragged:
             mean = np.full_like(mean, np.nan)
         top = np.max(mean, axis=-1, keepdims=True)
@@ -107,11 +111,10 @@ class AttentionSurvey:
     @cached_property
     def statistics(self) -> dict[str, np.ndarray]:
         """Means over rows of each of STATISTICS and `total`, (layers, heads)."""
-        return self._means(np.ones(len(self.blocks)))
+        return self._means()
 
-    def _means(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        total = np.tensordot(weights, self.stacked("statistics"), 1)
-        means = _over(total, weights @ self.stacked("rows"))
+    def _means(self, weights: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        means = _over(self._total("statistics", weights), self._total("rows", weights))
         found = {name: means[..., i] for i, name in enumerate(STATISTICS)}
         if not self.retained_known:
             found["retained"] = np.full_like(found["retained"], np.nan)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from perpend.errors import InputError
-from perpend.models.attention import AttentionSite, module_of
+from perpend.models.attention import AttentionSite
+from perpend.models.attention.sites import path_to
 from perpend.models.inputs import trunk
 from perpend.models.placement import input_device
 
@@ -107,7 +108,7 @@ def runner(model: nn.Module, names: set[str], sites: Iterable[AttentionSite]) ->
         "decoder_inputs_embeds",
     }:
         base = model.get_encoder()
-    elif base is not model and not set(base.modules()).issuperset(module_of(model, site) for site in sites):
+    elif any(base not in path_to(model, site.name) for site in sites):
         base = model
     if config is None:
         return lambda inputs: base(next(iter(inputs.values())))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from perpend.errors import InputError, unknown_name
 from perpend.models.attention import AttentionCall, AttentionSite, row_logits, valid_rows, visible
-from perpend.surveys.rows import sink_split
+from perpend.surveys.rows import exponential, sink_split
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -205,7 +205,7 @@ class WholeCapture:
             new = torch.maximum(top, logits.amax(-1).double())
             held = torch.where(torch.isinf(new), 0.0, new)  # nothing seen yet: exp(-inf) = 0 all the same
             logits = logits.sub_(held.to(logits.dtype)[..., None])
-            weights = logits.exp()
+            weights = exponential(logits)
             moved = torch.where(torch.isinf(top), 0.0, (top - held))
             scale = torch.where(torch.isinf(top), 0.0, moved.exp())
             shifted = weights * logits.masked_fill_(weights == 0, 0.0)
