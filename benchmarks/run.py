@@ -5,15 +5,17 @@
     python benchmarks/run.py --jobs attention updates --lengths 256 --layers 2 4
     python benchmarks/run.py --stored --write                   # rewrite docs/benchmarks.md, measure nothing
 
-Jobs are the files of peers/jobs. Models are random Llama blocks of SmolLM2-135M's dimensions: a cell asks for
-a ratio of the same work, not for a text. Lengths are run at the first of --layers (at 2,048 tokens and more
-with half as many, since rows T × T grow with T²); the other layers, and the numbers of sequences, at the
-shortest length. Each contender is a process of its own, in its own virtual environment where it is a package
-that perpend does not need, made on first use in --environments. One thread, processor time, alternating
-rounds, medians of ratios to the plain pass of the same round; the plain pass against itself is the A/A row.
-After every three rounds all processes start anew: where a process happens to lie in memory is 1 or 2 % of its
-time, and one draw of it would stay in every round. Memory, in processes of its own, is the weights and what a
-run adds at its peak to what the process held: packages are left out.
+Jobs are the files of peers/jobs. Models are random Llama blocks of SmolLM2-135M's dimensions: a cell asks
+for a ratio of the same work, not for a text. Lengths are run at the first of --layers (at 2,048 tokens
+and more with half as many, since rows T × T grow with T²); the other layers, and the numbers of
+sequences, at the shortest length. A run reads 1,024 tokens of each sequence or, of longer ones, one
+batch: four passes at 256 tokens, whose time is given by the pass. Each contender is a process of its own,
+in its own virtual environment where it is a package that perpend does not need, made on first use in
+--environments. One thread, processor time, alternating rounds, medians of ratios to the plain pass of the
+same round; the plain pass against itself is the A/A row. After every three rounds all processes start
+anew: where a process happens to lie in memory is 1 or 2 % of its time, and one draw of it would stay in
+every round. Memory, in processes of its own, is the weights and what a run adds at its peak to what the
+process held: packages are left out.
 """
 
 from __future__ import annotations

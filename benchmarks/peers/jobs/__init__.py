@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 Run = Callable[[], Any]
+TEXT = 1024  # tokens of a sequence that a run reads at least, one batch after another
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,26 @@ class Setting:
     folder: str = ""
 
     @property
-    def ids(self) -> Any:
-        """Token ids [sequences, length], the same for every contender."""
+    def passes(self) -> int:
+        """How many batches a run reads; 1 where there is no model."""
+        return max(1, TEXT // self.sizes.get("length", TEXT))
+
+    @property
+    def batches(self) -> tuple[Any, ...]:
+        """Token ids [sequences, length] of each pass, the same for every contender."""
         import torch
 
         from peers.tools import VOCABULARY
 
-        shape = (self.sizes["sequences"], self.sizes["length"])
-        return torch.randint(3, VOCABULARY, shape, generator=torch.Generator().manual_seed(0))
+        shape = (self.passes, self.sizes["sequences"], self.sizes["length"])
+        return tuple(torch.randint(3, VOCABULARY, shape, generator=torch.Generator().manual_seed(0)))
+
+
+def mean(answers: Iterable[Any]) -> Any:
+    """The mean of what passes gave, tensors of one shape."""
+    import torch
+
+    return torch.stack(list(answers)).mean(0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peers.jobs import Job, Run, Setting
+from peers.jobs import Job, Run, Setting, mean
 from peers.tools import bridge, hooked, nnsight_model, perpend_model, transformers_model
 
 WINDOW = 64
@@ -36,20 +36,27 @@ def _stacked(layers: list[Any]) -> Any:
 
 
 def _plain(setting: Setting) -> Run:
-    trunk, ids = transformers_model(setting.folder).model, setting.ids
-    return lambda: (trunk(ids, use_cache=False), None)[1]
+    trunk, batches = transformers_model(setting.folder).model, setting.batches
+
+    def run() -> None:
+        for ids in batches:
+            trunk(ids, use_cache=False)
+
+    return run
 
 
 def _perpend(setting: Setting) -> Run:
     import numpy as np
+    import torch
 
     import perpend
 
-    model, ids = perpend_model(setting.folder), setting.ids
+    model, batch = perpend_model(setting.folder), setting.sizes["sequences"]
+    ids = torch.cat(setting.batches)
 
     def run() -> Any:
         # no single rows, and no importance as a sink, which are taken from other rows
-        survey = perpend.survey_attention(model, ids, window=WINDOW, sample=0, importance=False)
+        survey = perpend.survey_attention(model, ids, window=WINDOW, sample=0, importance=False, batch=batch)
         by_head = survey.statistics
         return np.stack(
             [by_head[name].mean(-1) for name in ("sink_mass", "total", "content", "dispersion")], -1
@@ -59,14 +66,17 @@ def _perpend(setting: Setting) -> Run:
 
 
 def _eager(setting: Setting) -> Run:
-    trunk, ids = transformers_model(setting.folder, "eager").model, setting.ids
-    return lambda: _stacked(
-        [statistics(rows) for rows in trunk(ids, use_cache=False, output_attentions=True).attentions]
-    )
+    trunk, batches = transformers_model(setting.folder, "eager").model, setting.batches
+
+    def one(ids: Any) -> Any:
+        rows = trunk(ids, use_cache=False, output_attentions=True).attentions
+        return _stacked([statistics(of_layer) for of_layer in rows])
+
+    return lambda: mean(map(one, batches))
 
 
 def _hooks(setting: Setting) -> Run:
-    trunk, ids = transformers_model(setting.folder, "eager").model, setting.ids
+    trunk, batches = transformers_model(setting.folder, "eager").model, setting.batches
 
     def run() -> Any:
         done: list[Any] = []
@@ -75,8 +85,9 @@ def _hooks(setting: Setting) -> Run:
             for layer in trunk.layers
         ]
         with hooked(keep):
-            trunk(ids, use_cache=False)
-        return _stacked(done)
+            for ids in batches:
+                trunk(ids, use_cache=False)
+        return _stacked(done).unflatten(0, (len(batches), -1)).mean(0)
 
     return run
 
@@ -86,40 +97,40 @@ def _names(setting: Setting) -> list[str]:
 
 
 def _lens_cache(setting: Setting) -> Run:
-    model, ids, names = bridge(setting.folder), setting.ids, _names(setting)
+    model, names, batches = bridge(setting.folder), _names(setting), setting.batches
 
-    def run() -> Any:
+    def one(ids: Any) -> Any:
         _, cache = model.run_with_cache(ids, return_type=None, names_filter=names)
         return _stacked([statistics(cache[name]) for name in names])
 
-    return run
+    return lambda: mean(map(one, batches))
 
 
 def _lens_hooks(setting: Setting) -> Run:
-    model, ids, names = bridge(setting.folder), setting.ids, _names(setting)
+    model, names, batches = bridge(setting.folder), _names(setting), setting.batches
 
-    def run() -> Any:
+    def one(ids: Any) -> Any:
         done: list[Any] = []
         hooks = [(name, lambda pattern, hook: done.append(statistics(pattern))) for name in names]
         model.run_with_hooks(ids, return_type=None, fwd_hooks=hooks)
         return _stacked(done)
 
-    return run
+    return lambda: mean(map(one, batches))
 
 
 def _nnsight(setting: Setting) -> Run:
     import nnsight
 
-    model, ids = nnsight_model(setting.folder, "eager"), setting.ids
+    model, batches = nnsight_model(setting.folder, "eager"), setting.batches
 
-    def run() -> Any:
+    def one(ids: Any) -> Any:
         with model.trace(ids):
             done = nnsight.save([])
             for layer in model.model.layers:
                 done.append(statistics(layer.self_attn.output[1]))
         return _stacked(done)
 
-    return run
+    return lambda: mean(map(one, batches))
 
 
 JOB = Job(

@@ -26,8 +26,13 @@ LAYER, HEAD = 0, 3
 
 
 def _plain(setting: Setting) -> Run:
-    model, ids = transformers_model(setting.folder), setting.ids
-    return lambda: (model(ids, use_cache=False), None)[1]
+    model, batches = transformers_model(setting.folder), setting.batches
+
+    def run() -> None:
+        for ids in batches:
+            model(ids, use_cache=False)
+
+    return run
 
 
 def _perpend(change: Callable[[Any, Any], Any]) -> Callable[[Setting], Run]:
@@ -36,11 +41,11 @@ def _perpend(change: Callable[[Any, Any], Any]) -> Callable[[Setting], Run]:
     def make(setting: Setting) -> Run:
         import perpend
 
-        model, ids = perpend_model(setting.folder), setting.ids
+        model, batches = perpend_model(setting.folder), setting.batches
 
         def run() -> Any:
             with change(perpend, model):
-                return some(model(ids, use_cache=False).logits)
+                return some(model(ids, use_cache=False).logits for ids in batches)
 
         return run
 
@@ -51,11 +56,11 @@ def _hooks(register: Callable[[Any, Any], list[Any]]) -> Callable[[Setting], Run
     """`register(layers, config)`: handles of the hooks that make the edit."""
 
     def make(setting: Setting) -> Run:
-        model, ids = transformers_model(setting.folder), setting.ids
+        model, batches = transformers_model(setting.folder), setting.batches
 
         def run() -> Any:
             with hooked(register(model.model.layers, model.config)):
-                return some(model(ids, use_cache=False).logits)
+                return some(model(ids, use_cache=False).logits for ids in batches)
 
         return run
 
@@ -66,8 +71,8 @@ def _lens(hooks: Callable[[Any, int], list[Any]]) -> Callable[[Setting], Run]:
     """`hooks(config, layers)`: TransformerLens' (name, hook) pairs."""
 
     def make(setting: Setting) -> Run:
-        model, ids, layers = bridge(setting.folder), setting.ids, setting.sizes["layers"]
-        return lambda: some(model.run_with_hooks(ids, fwd_hooks=hooks(model.cfg, layers)))
+        model, batches, layers = bridge(setting.folder), setting.batches, setting.sizes["layers"]
+        return lambda: some(model.run_with_hooks(ids, fwd_hooks=hooks(model.cfg, layers)) for ids in batches)
 
     return make
 
@@ -78,8 +83,8 @@ def _pyvene(components: Callable[[Any, int], list[Any]]) -> Callable[[Setting], 
     def make(setting: Setting) -> Run:
         config = transformers_model(setting.folder).config
         model = pyvene_model(setting.folder, components(config, setting.sizes["layers"]))
-        ids = setting.ids
-        return lambda: some(model({"input_ids": ids})[1].logits)
+        batches = setting.batches
+        return lambda: some(model({"input_ids": ids})[1].logits for ids in batches)
 
     return make
 
@@ -119,10 +124,10 @@ def _value_by_lens(config: Any, layers: int) -> list[Any]:
 
 
 def _value_by_nnsight(setting: Setting) -> Run:
-    model, ids = nnsight_model(setting.folder), setting.ids
+    model, batches = nnsight_model(setting.folder), setting.batches
     heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
 
-    def run() -> Any:
+    def one(ids: Any) -> Any:
         with model.trace(ids):
             for layer in model.model.layers:
                 attention = layer.self_attn
@@ -130,9 +135,9 @@ def _value_by_nnsight(setting: Setting) -> Run:
                 o = by_head(attention.o_proj.input, heads)
                 attention.o_proj.input = without(o, _own(v, o, kv_heads)).flatten(-2)
             logits = model.lm_head.output.save()
-        return some(logits)
+        return logits
 
-    return run
+    return lambda: some(map(one, batches))
 
 
 def _value_by_pyvene(config: Any, layers: int) -> list[Any]:
@@ -183,18 +188,18 @@ def _residual_by_lens(config: Any, layers: int) -> list[Any]:
 
 
 def _residual_by_nnsight(setting: Setting) -> Run:
-    model, ids = nnsight_model(setting.folder), setting.ids
+    model, batches = nnsight_model(setting.folder), setting.batches
 
-    def run() -> Any:
+    def one(ids: Any) -> Any:
         with model.trace(ids):
             for layer in model.model.layers:
                 x = layer.input
                 y, rows = layer.self_attn.output
                 layer.self_attn.output = (without(y, x), rows)
             logits = model.lm_head.output.save()
-        return some(logits)
+        return logits
 
-    return run
+    return lambda: some(map(one, batches))
 
 
 def _residual_by_pyvene(config: Any, layers: int) -> list[Any]:
@@ -238,16 +243,16 @@ def _zero_by_lens(config: Any, layers: int) -> list[Any]:
 
 
 def _zero_by_nnsight(setting: Setting) -> Run:
-    model, ids = nnsight_model(setting.folder), setting.ids
+    model, batches = nnsight_model(setting.folder), setting.batches
     head = _head(model.config)
 
-    def run() -> Any:
+    def one(ids: Any) -> Any:
         with model.trace(ids):
             model.model.layers[LAYER].self_attn.o_proj.input[..., head] = 0
             logits = model.lm_head.output.save()
-        return some(logits)
+        return logits
 
-    return run
+    return lambda: some(map(one, batches))
 
 
 def _zero_by_pyvene(config: Any, layers: int) -> list[Any]:

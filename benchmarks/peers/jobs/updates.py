@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peers.jobs import Job, Run, Setting
+from peers.jobs import Job, Run, Setting, mean
 from peers.jobs.attention import _plain
 from peers.tools import bridge, hooked, nnsight_model, perpend_model, pyvene_model, transformers_model
 
@@ -28,20 +28,22 @@ def _stacked(attn: list[Any], mlp: list[Any]) -> Any:
 
 def _perpend(setting: Setting) -> Run:
     import numpy as np
+    import torch
 
     import perpend
 
-    model, ids = perpend_model(setting.folder), setting.ids
+    model, batch = perpend_model(setting.folder), setting.sizes["sequences"]
+    ids = torch.cat(setting.batches)
 
     def run() -> Any:
-        survey = perpend.survey_updates(model, ids, parts=("attn", "mlp"))
+        survey = perpend.survey_updates(model, ids, parts=("attn", "mlp"), batch=batch)
         return np.stack([survey.mean("alpha"), survey.mean("ratio")], -1)
 
     return run
 
 
 def _hooks(setting: Setting) -> Run:
-    trunk, ids = transformers_model(setting.folder).model, setting.ids
+    trunk, batches = transformers_model(setting.folder).model, setting.batches
 
     def run() -> Any:
         attn: list[Any] = []
@@ -62,18 +64,19 @@ def _hooks(setting: Setting) -> Run:
                 ),
             ]
         with hooked(keep):
-            trunk(ids, use_cache=False)
-        return _stacked(attn, mlp)
+            for ids in batches:
+                trunk(ids, use_cache=False)
+        return _stacked(attn, mlp).unflatten(0, (len(batches), -1)).mean(0)
 
     return run
 
 
 def _lens_cache(setting: Setting) -> Run:
-    model, ids, layers = bridge(setting.folder), setting.ids, range(setting.sizes["layers"])
+    model, batches, layers = bridge(setting.folder), setting.batches, range(setting.sizes["layers"])
     points = ("hook_resid_pre", "hook_attn_out", "hook_resid_mid", "hook_mlp_out")
     names = [f"blocks.{layer}.{point}" for layer in layers for point in points]
 
-    def run() -> Any:
+    def one(ids: Any) -> Any:
         _, cache = model.run_with_cache(ids, return_type=None, names_filter=names)
         attn, mlp = [], []
         for layer in layers:
@@ -82,13 +85,13 @@ def _lens_cache(setting: Setting) -> Run:
             mlp.append(profile(last, middle))
         return _stacked(attn, mlp)
 
-    return run
+    return lambda: mean(map(one, batches))
 
 
 def _lens_hooks(setting: Setting) -> Run:
-    model, ids, layers = bridge(setting.folder), setting.ids, range(setting.sizes["layers"])
+    model, batches, layers = bridge(setting.folder), setting.batches, range(setting.sizes["layers"])
 
-    def run() -> Any:
+    def one(ids: Any) -> Any:
         attn: list[Any] = []
         mlp: list[Any] = []
         stream: dict[str, Any] = {}
@@ -102,15 +105,15 @@ def _lens_hooks(setting: Setting) -> Run:
         model.run_with_hooks(ids, return_type=None, fwd_hooks=hooks)
         return _stacked(attn, mlp)
 
-    return run
+    return lambda: mean(map(one, batches))
 
 
 def _nnsight(setting: Setting) -> Run:
     import nnsight
 
-    model, ids = nnsight_model(setting.folder), setting.ids
+    model, batches = nnsight_model(setting.folder), setting.batches
 
-    def run() -> Any:
+    def one(ids: Any) -> Any:
         with model.trace(ids):
             attn, mlp = nnsight.save([]), nnsight.save([])
             for layer in model.model.layers:
@@ -120,7 +123,7 @@ def _nnsight(setting: Setting) -> Run:
                 mlp.append(profile(layer.mlp.output, middle))
         return _stacked(attn, mlp)
 
-    return run
+    return lambda: mean(map(one, batches))
 
 
 def _pyvene(setting: Setting) -> Run:
@@ -145,15 +148,15 @@ def _pyvene(setting: Setting) -> Run:
             for point, act in acts.items()
         ],
     )
-    ids = setting.ids
+    batches = setting.batches
 
-    def run() -> Any:
+    def one(ids: Any) -> Any:
         attn.clear()
         mlp.clear()
         model({"input_ids": ids})
         return _stacked(attn, mlp)
 
-    return run
+    return lambda: mean(map(one, batches))
 
 
 JOB = Job(
