@@ -417,3 +417,10 @@ def test_probability_only_models_take_the_zero_policy() -> None:
     p = whole / whole.sum(-1, keepdim=True)
     np.testing.assert_allclose(survey.signatures[0], torch.log_softmax(p.log().mean(1), -1), atol=1e-6)
     assert any("probabilities" in note for note in survey.notes)
+
+
+def test_probability_only_models_keep_as_many_single_rows_as_asked() -> None:
+    model, tokens = gpt_neo(), tiny.tokens(2, 30)
+    assert survey_attention(model, tokens, window=W, sample=2).sample.shape[3] == 2
+    with pytest.raises(InputError, match="sample > 0"):
+        _ = survey_attention(model, tokens, window=W, sample=0).sample

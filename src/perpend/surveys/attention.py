@@ -115,6 +115,7 @@ def survey_attention(
             block=block,
             store=store,
             extras=extras,
+            sample=sample if rows else 0,
         )
     run = runner(model, set(data.inputs), sites)
     count = -(-data.count // block)

@@ -95,8 +95,8 @@ def survey_model(
     block: int,
     store: Store,
     extras: Extras,
+    sample: int,
     epsilon: float = EPSILON,
-    sample: int = 4,
 ) -> AttentionSurvey:
     """A survey from the probabilities that a model returns: T x T rows, one batch at a time."""
     run = runner(model, set(data.inputs), sites)
