@@ -3,8 +3,8 @@
 A request is {job, contender, sizes, folder, kind, file}; the reply {seconds}, {added} or {error}. Kinds of
 run: `answer` warms up and writes its answer to `file`; `time`, after it, counts the process's own processor
 time; `memory` says how many bytes the peak of resident memory lies above what the process held before, the
-median of runs after those that fill what libraries keep. It asks for a process whose allocator gives back what
-is freed, see SHARP in peers/race.py; null where the system does not tell.
+median of runs after those that fill what libraries keep. It asks for a process whose allocator gives back
+what is freed, see SHARP in peers/race.py; null where the system does not tell.
 """
 
 from __future__ import annotations
