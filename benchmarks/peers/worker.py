@@ -23,9 +23,8 @@ from typing import Any
 from peers.jobs import Run, Setting, jobs
 
 WARM, RUNS = 2, 5  # runs for memory: first those that are not looked at
-LEAST = (
-    0.05  # seconds that are timed: what takes less is repeated, else the clock and cold caches are its time
-)
+# seconds that are timed: what takes less is repeated, else the clock and cold caches are its time
+LEAST = 0.05
 
 VERSIONS = (
     "perpend",

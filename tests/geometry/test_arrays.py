@@ -191,6 +191,13 @@ def test_arrays_of_either_byte_order_are_read():
     np.testing.assert_array_equal(g.closure(np.array([1.0, 3.0], dtype="<f4")), [0.25, 0.75])
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_arrays_that_run_backwards_are_read(x, count):
+    rows = x[0, :count]
+    np.testing.assert_array_equal(g.clr(rows[::-1]), g.clr(rows)[::-1])
+    np.testing.assert_array_equal(g.clr(rows[..., ::-1]), g.clr(rows[..., ::-1].copy()))
+
+
 @pytest.mark.parametrize("sink", [1.5, [1.5], [0, 1.0], np.array([0.5])])
 def test_a_sink_that_is_no_index_is_refused_and_not_rounded(sink):
     with pytest.raises(InputError, match="index or a list of indices"):

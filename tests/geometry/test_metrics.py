@@ -228,6 +228,18 @@ def test_many_equal_rows_are_compared_once_and_equally_far_to_the_bit():
         assert (found[equal[row]] == found[row]).all()
 
 
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("shape", [(150, 64), (203, 30)])
+def test_equal_rows_are_equally_far_wherever_they_lie_in_memory(name, shape):
+    generator = torch.Generator().manual_seed(3)
+    logits = 2 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+    logits[-1] = logits[0]
+    columns = torch.softmax(logits, -1).T.contiguous()
+    matrix = g.pairwise(columns.T, **options(name, "keep"))  # a view whose rows are strided
+    assert matrix[0, -1] == 0
+    assert torch.equal(matrix[0, 1:-1], matrix[-1, 1:-1])
+
+
 def test_squares_that_overflow_leave_infinite_distances_and_no_nan():
     points = torch.zeros(100, 2, dtype=torch.float64)
     points[:, 1] = torch.arange(100)

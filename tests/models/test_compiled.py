@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import perpend
 import tiny
+from attention_oracle import gpt_neo
+from perpend.models.layout import blocks
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +118,39 @@ def test_compiled_code_runs_again_after_an_edit() -> None:
         assert len(made) == before
         model(tokens)
     assert len(made) == 2 * before
+
+
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    [
+        ("llama", lambda model: whole(model.model)),  # a trunk, whose blocks lie at the wrapper's own door
+        ("bert", lambda model: setattr(model.bert, "encoder", whole(model.bert.encoder)) or model),
+    ],
+)
+def test_a_compiled_trunk_or_part_of_it_gives_the_same_updates(name: str, compiled: Any) -> None:
+    tokens = tiny.tokens(2, 16)
+    expected = perpend.survey_updates(tiny.build(name), tokens).mean("ratio")
+    found = perpend.survey_updates(compiled(tiny.build(name)), tokens).mean("ratio")
+    torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_tower_is_not_taken_for_the_decoder() -> None:
+    class Tower(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = type("Config", (), {"model_type": "sound"})()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+
+    model = tiny.build("llama")
+    names = [block.name for block in blocks(model)]
+    model._modules = {"tower": whole(Tower()), **model._modules}
+    assert [block.name for block in blocks(model)] == names
+
+
+def test_heads_of_a_compiled_model_that_shows_only_probabilities_are_ablated() -> None:
+    tokens = tiny.tokens(2, 16)
+    expected = ablated(gpt_neo(), tokens)
+    model = whole(gpt_neo())
+    with torch.no_grad():
+        model(tokens)
+        torch.testing.assert_close(ablated(model, tokens), expected, rtol=1e-5, atol=1e-6)

@@ -88,3 +88,17 @@ def test_weights_get_no_gradient_and_need_none() -> None:
 def test_unknown_sites_are_refused() -> None:
     with pytest.raises(InputError, match=r"did you mean 'value\.full'"):
         gradient_map(tiny.tiny("llama"), tiny.tokens(1, 6), sites=["value.ful"])
+
+
+@pytest.mark.parametrize("learned", ["parallel", "perpendicular"])
+def test_a_scale_learns_where_nothing_else_does(learned: str) -> None:
+    from perpend.models.edit_arithmetic import scale_parts
+
+    generator = torch.Generator().manual_seed(0)
+    y, z = torch.randn(2, 3, 5, 8, generator=generator, dtype=torch.float64)
+    scales = {"parallel": 0.5, "perpendicular": 0.7}
+    scale = torch.full((3, 5, 1), scales[learned], dtype=torch.float64, requires_grad=True)
+    scale_parts(y, z, **{**scales, learned: scale}).square().sum().backward()
+    along = (y * z).sum(-1, keepdim=True) / (z * z).sum(-1, keepdim=True) * z
+    part = along if learned == "parallel" else y - along
+    torch.testing.assert_close(scale.grad, 2 * scales[learned] * part.square().sum(-1, keepdim=True))

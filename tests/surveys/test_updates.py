@@ -10,6 +10,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import tiny
 from perpend.errors import InputError
@@ -369,3 +370,35 @@ def test_blocks_that_run_in_turns_unknown_to_perpend_are_refused() -> None:
     model = transformers.AlbertModel(config).eval()
     with pytest.raises(InputError, match="runs this block several times"):
         survey_updates(model, tiny.tokens(2, 12) % 64, parts=("block",))
+
+
+def test_a_stream_of_rows_and_columns_is_read_as_its_tokens() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.linear(x)
+
+    class Grid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            x = pixel_values.movedim(1, -1)  # [B, height, width, 8]
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    images = torch.randn(3, 8, 4, 5, generator=torch.Generator().manual_seed(1))
+    model = Grid().eval()
+    survey = survey_updates(model, images, parts=("block",))
+    assert (survey.count("tokens") == 3 * 4 * 5).all()
+    x = images.movedim(1, -1)
+    with torch.no_grad():
+        delta = model.blocks[0].linear(x)
+        alpha = (delta * x).sum(-1) / x.square().sum(-1)
+    assert survey.mean("alpha")[0, 0] == pytest.approx(float(alpha.mean()), rel=1e-5)

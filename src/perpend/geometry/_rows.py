@@ -44,7 +44,7 @@ class Rows:
         name: str = "rows",
     ) -> Rows:
         """Rows with their conventions checked; the values are checked where a metric reads them."""
-        values = kind.take(rows).double()
+        values = kind.take(rows).double().contiguous()  # equal rows have equal sums, to the bit
         parts(values, 2, name)
         if policy not in POLICIES:
             raise InputError(f"unknown sink policy {policy!r}; known: {', '.join(POLICIES)}")

@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from torch import Tensor, nn
 
 from perpend.errors import InputError, PerpendError
 from perpend.models.attention import AttentionCall, AttentionSite, attach, attention_sites, module_of
+from perpend.models.attention.patches import as_written, patched
+from perpend.models.attention.sites import path_to
 from perpend.models.placement import stored
 from perpend.models.stream import blocks
 
@@ -147,7 +150,8 @@ def zeroing(
     # The check comes last: an adapter may itself act on the projection's input.
     acts = [(layer, zero_at(layer)) for layer in alone]
     acts += [(layer, _zero_check(ablation, sites[layer], removed)) for layer in projections]
-    with attach(model, zero, hooked, sites=sites):
+    passed = chain.from_iterable(path_to(model, sites[layer].name) for layer in alone)
+    with patched(as_written(passed)), attach(model, zero, hooked, sites=sites):
         handles = [projections[layer].register_forward_pre_hook(act) for layer, act in acts]
         try:
             yield

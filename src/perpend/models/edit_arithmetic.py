@@ -52,9 +52,13 @@ def _quotient(product: Tensor, z: Tensor) -> Tensor:
     return dot.div_(square.clamp_(min=_TINY[z.dtype]))
 
 
-def _room(product: Tensor, like: Tensor) -> Tensor | None:
-    """A tensor whose numbers are used up, for a result of another's size; None where it is still needed."""
-    tracked = torch.is_grad_enabled() and product.requires_grad
+def _room(product: Tensor, like: Tensor, *others: float | Tensor) -> Tensor | None:
+    """A tensor whose numbers are used up, for a result of another's size, to which `others` go too.
+
+    None where it is still needed: where one of them has a gradient.
+    """
+    given = (product, *others)
+    tracked = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
     return None if tracked or product.shape != like.shape or torch.compiler.is_compiling() else product
 
 
@@ -67,7 +71,7 @@ def _scaled(
     change: float = 1.0,
 ) -> Tensor:
     """s⊥ y + change · weight · z, in the room of `product`, a tensor of the size of y that is used up."""
-    room = _room(product, y)
+    room = _room(product, y, weight, perpendicular)
     if not isinstance(perpendicular, float) or perpendicular != 1.0:
         y = torch.mul(y, torch.as_tensor(perpendicular, dtype=y.dtype, device=y.device), out=room)
     return torch.addcmul(y, weight, z, value=change, out=room)

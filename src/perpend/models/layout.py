@@ -142,7 +142,8 @@ def locate(model: nn.Module, record: Family | None) -> tuple[nn.Module, str, lis
         for name, module in _text_modules(model):
             found = _descend(module, record.blocks)
             if isinstance(found, nn.ModuleList) and len(found):
-                return module, ".".join(filter(None, (name, record.blocks))), list(found)
+                below = next(path for path, one in module.named_modules() if one is found)  # a wrapper's too
+                return module, ".".join(filter(None, (name, below))), list(found)
         raise InputError(
             f"{type(model).__name__} is of family {record.name!r} but has no list of blocks {record.blocks!r}"
         )
@@ -169,7 +170,8 @@ def _text_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     own: set[str | None] = set()
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        inner = vars(module).get("config")  # a module's __getattr__ for a name it lacks is slow
+        # a module's own __getattr__ for a name it lacks is slow
+        inner = getattr(module, "config", None) if _forwards(module) else vars(module).get("config")
         kind = None if inner is config else getattr(inner, "model_type", None)
         if kind is not None:
             if not own:
@@ -193,11 +195,16 @@ def how_to_add(model: nn.Module) -> str:
     )
 
 
+def _forwards(module: nn.Module) -> bool:
+    """Whether it is a wrapper that hands on what it is asked and does not have."""
+    return type(module).__getattr__ is not nn.Module.__getattr__
+
+
 def _descend(module: nn.Module, path: str) -> nn.Module | None:
     for name in path.split("."):
         found = module._modules.get(name)  # getattr raises, slowly, for a name that is not there
-        if found is None and type(module).__getattr__ is not nn.Module.__getattr__:
-            found = getattr(module, name, None)  # a wrapper hands on what it is asked
+        if found is None and _forwards(module):
+            found = getattr(module, name, None)
         if not isinstance(found, nn.Module):
             return None
         module = found

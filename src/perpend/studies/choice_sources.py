@@ -201,7 +201,7 @@ def _single_rows(
 
     run = runner(model, set(data.inputs), sites)
     first = starts(data.count, batch)
-    with torch.no_grad(), attach(model, collect):
+    with torch.no_grad(), attach(model, collect, sites=sites):
         for start in first:
             run(data.batch(start, min(data.count, start + batch))[0])
     whole = [site for site in sites if len(kept[site.index]) == len(first)]

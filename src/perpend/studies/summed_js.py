@@ -91,7 +91,7 @@ def summed_jensen_shannon(
     def compute(index: int) -> dict[str, Tensor]:
         total: Tensor | None = None
         last = min(len(tokens), (index + 1) * block)
-        with torch.no_grad(), attach(model, collect):
+        with torch.no_grad(), attach(model, collect, sites=sites):
             for start in starts(last, batch, first=index * block):
                 seen.clear()
                 run(data.batch(start, min(last, start + batch))[0])

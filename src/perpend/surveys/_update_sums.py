@@ -92,7 +92,7 @@ class Collector:
         self.seen = {}
 
     def __call__(self, c: Contribution) -> None:
-        self.length, self.width = c.reference.shape[-2:]
+        self.length, self.width = math.prod(c.reference.shape[1:-1]), c.reference.shape[-1]
         self.seen.setdefault((c.layer, c.part), []).append(three_numbers(c.update, c.reference))
 
     def reduce(self, real: Tensor | None, sequences: int) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _grams(
             )
         wide = weight.double()
         grams[site.index] = torch.einsum("ohd,ohe->hde", wide, wide)
-    _check_readers(model, sites, of_block, run, inputs, tower)
+    _check_readers(model, sites, of_block, run, inputs)
     return grams
 
 
@@ -103,7 +103,6 @@ def _check_readers(
     of_block: dict[int, Block],
     run: object,
     inputs: dict[str, Tensor],
-    tower: str,
 ) -> None:
     """What W_O reads must be the aggregate itself, seen on one sequence."""
     made: dict[int, Tensor] = {}
@@ -124,7 +123,7 @@ def _check_readers(
         return look
 
     with torch.no_grad(), ExitStack() as stack:
-        stack.enter_context(attach(model, hook, [site.index for site in sites], tower=tower))
+        stack.enter_context(attach(model, hook, sites=sites))
         for site in sites:
             module = of_block[site.block].out_proj
             stack.callback(module.register_forward_pre_hook(reads(site)).remove)  # type: ignore[union-attr]

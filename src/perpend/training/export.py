@@ -221,8 +221,9 @@ def _gated(model: nn.Module, gates: dict[str, Tensor], *, exclude_self: bool) ->
         return (scale_parts(output - kept, value, scale, 1.0) + kept).type_as(output)
 
     with ExitStack() as stack:
-        for site in attention_sites(model):
+        sites = attention_sites(model)
+        for site in sites:
             handle = module_of(model, site).register_forward_pre_hook(remember(site.index), with_kwargs=True)
             stack.callback(handle.remove)
-        stack.enter_context(attach(model, hook, need_lse=exclude_self))
+        stack.enter_context(attach(model, hook, need_lse=exclude_self, sites=sites))
         yield

@@ -108,7 +108,8 @@ def control(model: nn.Module, edit: Edit, kind: str, seed: int = 0) -> Iterator[
             yield
     else:
         hook = _hook(plan, edit, move)
-        with attach(model, hook, layers=plan.layers, need_lse=edit.site == "value.exclude_self"):
+        need_lse = edit.site == "value.exclude_self"
+        with attach(model, hook, plan.layers, need_lse=need_lse, sites=plan.sites):
             yield
 
 
