@@ -248,6 +248,18 @@ def test_the_page_shows_who_is_first_who_disagrees_and_who_cannot() -> None:
     assert "first, or level with the first, in 4 of 7 comparisons" in text
 
 
+def test_code_for_one_model_is_a_yardstick_and_no_tool() -> None:
+    times = {"plain": 1.0, "plain again": 1.0, "perpend": 1.05, "transformers hooks": 1.02, "nnsight": 1.08}
+    gaps = {"nnsight": 1e-6, "transformers hooks": 1e-6}
+    text = page(book_of(cell_of("updates", times, gaps, layers=2, sequences=1, length=256)))
+    assert "Of the tools, perpend is first, or level with the first, in 2 of 2 comparisons. It stays" in text
+    assert (
+        "by hand for this one model are ahead of it in:\n\n- Updates profile: time at 2 layers, T = 256 "
+        "(transformers hooks 1.02, perpend 1.05)" in text
+    )
+    assert "| transformers hooks | **1.02** |" in text
+
+
 def test_growth_is_along_a_line_with_the_other_sizes_equal() -> None:
     job = a_job(plain=1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from peers.jobs import Job, jobs
@@ -64,29 +64,59 @@ def _how(book: Mapping[str, Any], done: Mapping[str, Sequence[Result]]) -> str:
 
 def _verdict(done: Mapping[str, Sequence[Result]]) -> str:
     """How often perpend is first, and within the goal of the plain pass; where it is not, by job."""
-    total, behind, over = 0, {}, {}
-    for cell in (cell for cells in done.values() for cell in cells):
-        if US not in cell.ranked:
-            continue
-        compared = {"time": (cell.times, cell.quickest), "memory": (cell.memory, cell.leanest)}
-        for what, (values, level) in compared.items():
-            if US not in values:
-                continue
-            where = f"{what} at {_sizes(cell.sizes)}"
-            if len(cell.ranked) > 1:
-                total += 1
-                if US not in level:
-                    first, ours = _apart(values[level[0]], values[US])
-                    told = f"{where} ({level[0]} {first}, perpend {ours})"
-                    behind.setdefault(cell.job.title, []).append(told)
-            if cell.job.sizes is None and values[US] > GOAL:
-                over.setdefault(cell.job.title, []).append(f"{where} ({values[US]:.2f})")
-    missed = sum(len(cases) for cases in behind.values())
-    text = f"perpend is first, or level with the first, in {total - missed} of {total} comparisons"
+    cells = [cell for cells in done.values() for cell in cells if US in cell.ranked]
+    total, behind = _behind([cell.of_tools for cell in cells])
+    _, of_all = _behind(cells)
+    by_hand = {
+        title: [told for told in cases if told not in behind.get(title, ())]
+        for title, cases in of_all.items()
+    }
+    over: dict[str, list[str]] = {}
+    for cell, what, values, _ in _comparisons(cells):
+        if cell.job.sizes is None and values[US] > GOAL:
+            over.setdefault(cell.job.title, []).append(f"{_where(cell, what)} ({values[US]:.2f})")
+    missed = sum(map(len, behind.values()))
+    text = (
+        f"Of the tools, perpend is first, or level with the first, in {total - missed} of {total} comparisons"
+    )
     text += ". It is not in:\n\n" + _bullets(behind) + "\n\n" if behind else ". "
     if over:
-        return text + f"It takes more than {GOAL} × the plain pass in:\n\n{_bullets(over)}"
-    return text + f"It stays within {GOAL} × the plain pass everywhere."
+        text += f"It takes more than {GOAL} × the plain pass in:\n\n{_bullets(over)}"
+    else:
+        text += f"It stays within {GOAL} × the plain pass everywhere."
+    if any(by_hand.values()):
+        text += "\n\nHooks written by hand for this one model are ahead of it in:\n\n" + _bullets(by_hand)
+    return text
+
+
+Values = Mapping[str, float]
+
+
+def _comparisons(cells: Iterable[Result]) -> Iterator[tuple[Result, str, Values, Sequence[str]]]:
+    """What perpend is compared in: (cell, time or memory, its values, who is first or level)."""
+    for cell in cells:
+        for what, values, level in (
+            ("time", cell.times, cell.quickest),
+            ("memory", cell.memory, cell.leanest),
+        ):
+            if US in values:
+                yield cell, what, values, level
+
+
+def _behind(cells: Sequence[Result]) -> tuple[int, dict[str, list[str]]]:
+    """How many comparisons there are, and by job those in which perpend is not level with the first."""
+    total, behind = 0, {}
+    for cell, what, values, level in _comparisons(cell for cell in cells if len(cell.ranked) > 1):
+        total += 1
+        if US not in level:
+            first, ours = _apart(values[level[0]], values[US])
+            told = f"{_where(cell, what)} ({level[0]} {first}, perpend {ours})"
+            behind.setdefault(cell.job.title, []).append(told)
+    return total, behind
+
+
+def _where(cell: Result, what: str) -> str:
+    return f"{what} at {_sizes(cell.sizes)}"
 
 
 def _apart(low: float, high: float) -> tuple[str, str]:
@@ -96,7 +126,7 @@ def _apart(low: float, high: float) -> tuple[str, str]:
 
 
 def _bullets(cases: Mapping[str, Sequence[str]]) -> str:
-    return "\n".join(f"- {title}: {'; '.join(told)}" for title, told in cases.items())
+    return "\n".join(f"- {title}: {'; '.join(told)}" for title, told in cases.items() if told)
 
 
 def _order(job: Job) -> list[str]:

@@ -73,6 +73,13 @@ class Result:
         return tuple(name for name in (US, *agreeing) if name in self.times)
 
     @property
+    def of_tools(self) -> Result:
+        """The same without the contenders that are code for one model."""
+        return replace(
+            self, gap={name: gap for name, gap in self.gap.items() if name not in self.job.by_hand}
+        )
+
+    @property
     def quickest(self) -> tuple[str, ...]:
         """The ranked with the least time, then those level with it: the median of their ratios to it, round
         by round, does not lie above 1 by more than `noise`, or its interval does not."""

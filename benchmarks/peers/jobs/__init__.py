@@ -46,12 +46,13 @@ def mean(answers: Iterable[Any]) -> Any:
 class Job:
     """One thing to do, by several contenders.
 
-    contenders: name -> a function that makes what is timed, `make(setting)() -> answer`; or, in words, why
-    the tool cannot do it. An answer is an array or None; every answer must agree with perpend's: the largest
-    difference over the largest value, column by column of the last axis, is at most `tolerance`, else the
-    contender is not ranked. `baseline`: what ratios are to; it runs twice, and the second is the A/A row.
-    `sizes`: the cells of a job that needs no model; None: the grid of lengths, layers and sequences.
-    `count`, `unit`: how many of what one run makes, for a rate.
+    contenders: name -> a function that makes what is timed, `make(setting)() -> answer`; or, in words,
+    why the tool cannot do it. An answer is an array or None; every answer must agree with perpend's: the
+    largest difference over the largest value, column by column of the last axis, is at most `tolerance`,
+    else the contender is not ranked. `baseline`: what ratios are to; it runs twice, and the second is the
+    A/A row. `by_hand`: contenders that are no tool but code for this one model, a yardstick. `sizes`: the
+    cells of a job that needs no model; None: the grid of lengths, layers and sequences. `count`, `unit`:
+    how many of what one run makes, for a rate.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Job:
     baseline: str
     contenders: Mapping[str, Callable[[Setting], Run] | str]
     tolerance: float = 1e-4
+    by_hand: tuple[str, ...] = ()
     sizes: tuple[Mapping[str, int], ...] | None = None
     count: Callable[[Mapping[str, int]], int] | None = None
     unit: str = ""

@@ -139,6 +139,7 @@ JOB = Job(
     about="Every layer's mean sink mass, H, H(π) and C_A⊥ over heads, on the first 64 keys. perpend takes "
     "them head by head, with each head's mean rows, as every survey does.",
     baseline="plain",
+    by_hand=("transformers hooks",),
     contenders={
         "plain": _plain,
         "perpend": _perpend,

@@ -269,6 +269,7 @@ def _job(
         title=title,
         about=about,
         baseline="plain",
+        by_hand=("transformers hooks",),
         contenders={
             "plain": _plain,
             "perpend": _perpend(change),

@@ -164,6 +164,7 @@ JOB = Job(
     title="Updates profile",
     about="Every layer's mean α and mean ‖Δ∥‖/‖Δ⊥‖ of what attention and MLP add, against the stream.",
     baseline="plain",
+    by_hand=("transformers hooks",),
     contenders={
         "plain": _plain,
         "perpend": _perpend,
