@@ -240,6 +240,18 @@ def test_equal_rows_are_equally_far_wherever_they_lie_in_memory(name, shape):
     assert torch.equal(matrix[0, 1:-1], matrix[-1, 1:-1])
 
 
+@pytest.mark.parametrize("name", METRICS)
+def test_equal_rows_among_near_ones_are_equally_far_wherever_they_stand(name):
+    for seed in range(8):
+        generator = np.random.default_rng(seed)
+        logits = generator.normal(0, 0.02, (30, 3))[generator.integers(0, 30, 95)]
+        matrix = g.pairwise(logits, **options(name, "keep"), log=True)
+        equal = (logits[:, None] == logits).all(-1)
+        first = equal.argmax(1)  # the first row equal to each
+        np.testing.assert_array_equal(matrix[first], matrix)
+        np.testing.assert_array_equal(matrix[equal], 0)
+
+
 def test_squares_that_overflow_leave_infinite_distances_and_no_nan():
     points = torch.zeros(100, 2, dtype=torch.float64)
     points[:, 1] = torch.arange(100)

@@ -47,11 +47,13 @@ def _exact(p: Tensor, q: Tensor) -> Tensor:
     total = p + q
     # |x| = 1 only where one part is below the other's rounding: half a step inside, g is log 4 to 15 digits.
     x = ((p - q) / total).clamp(-1 + 2**-53, 1 - 2**-53)
-    g = (1 + x) * torch.log1p(x) + (1 - x) * torch.log1p(-x)
-    # Where the two terms nearly cancel, their difference by itself.
+    above, below = torch.log1p(x), torch.log1p(-x)
+    g = (1 + x) * above + (1 - x) * below
+    # Where the two terms nearly cancel, their difference by itself, with artanh x = (above − below)/2:
+    # torch's atanh rounds otherwise at the end of an array, so that equal rows would not be equally far.
     near = x.abs() < 1 / 16
     small = x[near]
-    g[near] = 2 * small * small.atanh() + torch.log1p(-small * small)
+    g[near] = small * (above - below)[near] + torch.log1p(-small * small)
     return (total * g).sum(-1) / 4
 
 
