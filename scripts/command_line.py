@@ -57,8 +57,9 @@ _PERPEND_COMPLETE=fish_source perpend | source        # ~/.config/fish/completio
 
 `torchrun --nproc-per-node N -m perpend VERB …` divides the text over N processes, on one machine or several
 that share the run folder. Sums are kept per block of sequences, each computed wholly by one process and added
-in block order, so the results are those of one process. A process that dies ends the run with a message, and
-any number of processes can resume it.
+in block order, so the results are those of one process with as many threads. (torchrun gives each process one
+thread unless OMP_NUM_THREADS says more; another number is another order of sums, 1e-7 here and there.) A
+process that dies ends the run with a message, and any number of processes can resume it.
 """
 
 

@@ -114,7 +114,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _text(name: str, text: str) -> Text:
     if not text.strip():
-        raise InputError(f"the text {name} is empty")
+        raise InputError(f"the text {name} is empty; give another one, text=")
     # JSON can spell halves of a character, which no tokenizer takes: pairs are joined, a lone one is marked
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return Text(name, text, hashlib.sha256(text.encode()).hexdigest())

@@ -32,6 +32,7 @@ def pairwise(
 
     metric: a name in METRICS: cosine (1 − cos), jensen_shannon (nats, not its root), euclidean, hellinger
         (√(1 − BC)), fisher_rao (2·arccos BC), aitchison (d_A), content (d_A⊥), aitchison_weighted (d_λ).
+    Rows sum to one, to rounding, and are re-closed first, for the metrics of shares.
     sink, policy: "keep" compares whole rows, "drop" removes the sink's columns and re-closes first.
     weight: λ of d_λ² = d_A⊥² + λ(Δb)², for aitchison_weighted alone.
     log: rows are log-probabilities (or logits).
