@@ -1,11 +1,15 @@
-"""Hypothesis strategies for rows, in the places where arithmetic is hard: nearly equal, and s → 1."""
+"""Rows where arithmetic is hard (nearly equal, s → 1), as Hypothesis strategies; what a metric asks for."""
 
 from __future__ import annotations
 
 import numpy as np
 from hypothesis import strategies as st
 
+import perpend.geometry as g
+
 SEEDS = st.integers(0, 2**32 - 1)
+METRICS = list(g.METRICS)
+POLICIES = ("keep", "drop")
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -28,3 +32,12 @@ def rows(draw: st.DrawFn, count: int = 2, least: int = 2, most: int = 12, spread
     elif kind == "nearly uniform":
         logits *= 1e-9
     return softmax(logits)
+
+
+def weights(name: str) -> tuple[float | None, ...]:
+    return (0.5, 9.0) if g.METRICS[name].takes_weight else (None,)
+
+
+def options(name: str, policy: str = "keep") -> dict:
+    sink = 0 if g.METRICS[name].needs_sink or policy == "drop" else None
+    return {"metric": name, "sink": sink, "policy": policy, "weight": weights(name)[0]}

@@ -81,10 +81,9 @@ def _as_tensor(array: Array) -> Tensor:
         raise InputError(f"expected an array of real numbers, got {values.dtype} (shape {values.shape})")
     if values.dtype.kind != "f" or values.dtype.itemsize > 8:
         values = values.astype(np.float64)
+    # What torch can share. One entry that runs backwards is contiguous for NumPy, and not for torch.
     shared = values.flags.carray and values.dtype.isnative and min(values.strides, default=0) >= 0
-    if (
-        not shared
-    ):  # torch takes no other: an axis of one entry may run backwards, for NumPy, and be contiguous
+    if not shared:
         values = np.array(values, dtype=values.dtype.newbyteorder("="), order="C")
     return torch.from_numpy(values)
 
