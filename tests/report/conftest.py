@@ -98,7 +98,12 @@ class Browser:
         from selenium.webdriver.common.action_chains import ActionChains
 
         element = self.driver.find_elements("css selector", selector)[number]
-        self.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+        # The page hears of a scroll with its next frame, and hides what the mouse had shown by then.
+        self.js(
+            "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'});"
+            "return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))",
+            element,
+        )
         chain = ActionChains(self.driver).move_to_element(element)
         (chain.click() if click else chain).perform()
 
