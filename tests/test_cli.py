@@ -269,7 +269,7 @@ def test_an_interrupt_says_how_to_go_on(fakes: Path, number: signal.Signals) -> 
     assert process.stderr is not None
     assert [process.stderr.readline() for _ in range(2)] == ["weighing: 0 of 3 stones\n", "stone 0\n"]
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == 130
     assert "to go on: perpend weigh-it --do slow --out r --resume" in err
     assert "Traceback" not in err
@@ -281,7 +281,7 @@ def test_a_reader_that_leaves_early_is_no_fault(fakes: Path) -> None:
     process = shell(fakes, "--help", stdout=write)
     os.close(write)
     os.close(read)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == 0
     assert err == ""
 
@@ -295,7 +295,7 @@ def run_on_a_terminal(folder: Path, *words: str) -> str:
     process = shell(folder, *words, stderr=terminal, stdout=subprocess.DEVNULL)
     os.close(terminal)
     seen = b""
-    end = time.time() + 20
+    end = time.time() + 200
     while time.time() < end:
         try:
             part = os.read(main, 65536)
@@ -305,7 +305,7 @@ def run_on_a_terminal(folder: Path, *words: str) -> str:
             break
         seen += part
     os.close(main)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=200) == 0
     return seen.decode()
 
 

@@ -76,7 +76,7 @@ def start(folder: Path, how: str, world: int) -> list[tuple[int, str]]:
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         words = [sys.executable, "-c", WORKER, str(folder), how]
         processes.append(subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True))
-    return [(process.wait(timeout=60), process.communicate()[1]) for process in processes]
+    return [(process.wait(timeout=300), process.communicate()[1]) for process in processes]
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +103,14 @@ def test_a_dead_process_ends_the_run_and_any_number_resumes_it(tmp_path: Path, s
     assert main == 2
     assert "another process of this run has died" in told
     assert "--resume" in told
-    assert time.time() - began < 30  # noticed at once, not by a timeout
+    assert time.time() - began < 200  # noticed at once, not by a timeout, which is of hours
     steps = sorted(p.name for p in (tmp_path / "r" / "steps").iterdir())
     assert [int(name.split("-")[1].split(".")[0]) for name in steps] == sorted(
         [0, 1, 2, 3, 4, 6, 8, 10], key=str
     )
-    assert start(tmp_path / "r", "resume", 1) == [(0, "")]
+    ((code, told),) = start(tmp_path / "r", "resume", 1)
+    assert code == 0
+    assert told == f"resuming {tmp_path / 'r'}; parts stored already, which are not computed again: 8\n"
     assert Run.open(tmp_path / "r").results == Run.open(single).results
 
 
@@ -137,7 +139,7 @@ def test_torchrun_starts_it(tmp_path: Path, single: Path) -> None:
         str(free_port()),
     ]
     done = subprocess.run(
-        [*words, tmp_path / "worker.py", tmp_path / "r", "start"], capture_output=True, text=True, timeout=90
+        [*words, tmp_path / "worker.py", tmp_path / "r", "start"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert Run.open(tmp_path / "r").results == Run.open(single).results

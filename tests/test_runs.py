@@ -115,14 +115,17 @@ def test_a_folder_of_runs_names_the_runs_inside(tmp_path: Path) -> None:
 
 
 def test_resume_without_a_folder_takes_the_newest_unfinished_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PerpendError, match="no unfinished run"):
         Run.start(None, command="mine", request=REQUEST, resume=True)
     interrupt(None, {"a": 1})
+    capsys.readouterr()
     with Run.start(None, command="mine", request=REQUEST, resume=True) as again:
         assert again.folder == Path("runs/mine-tiny-1")
+        told = capsys.readouterr().err
+        assert told == "resuming runs/mine-tiny-1; parts stored already, which are not computed again: 1\n"
         assert again.step("a", lambda: 2) == 1
 
 

@@ -78,6 +78,16 @@ def _sink(rule: str, options: Mapping[str, Any]) -> None:
     sink_positions(rule, 2)
 
 
+def _windows(windows: int | tuple[int, ...], options: Mapping[str, Any]) -> None:
+    length = options.get("length")
+    longest = max(windows) if isinstance(windows, tuple) else windows
+    if length is not None and longest > length and not options.get("images"):
+        raise InputError(
+            f"a window of {longest} keys does not fit into sequences of {length} tokens; use longer "
+            "sequences, length=, or a smaller window="
+        )
+
+
 def _criteria(names: tuple[str, ...], options: Mapping[str, Any]) -> None:
     from perpend.studies.criteria import check_criteria
 
@@ -152,6 +162,8 @@ CHECKS: dict[str | tuple[str, str], Callable[[Any, Mapping[str, Any]], None]] = 
     "images": _images,
     "held_out": _held_out,
     "sink": _sink,
+    "window": _windows,
+    "windows": _windows,
     "criteria": _criteria,
     "methods": _methods,
     "only": _only,

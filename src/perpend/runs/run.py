@@ -284,6 +284,9 @@ def _prepare(folder: Path, asked: dict[str, Any], resume: bool) -> None:
         before = read_json(partial)
         _same_request(folder, before.get("request") if isinstance(before, dict) else None, asked)
         _warn_of_versions(before.get("environment"))
+        kept = sum(not path.name.startswith(TEMPORARY) for path in steps.glob("*"))
+        if kept:
+            note(f"resuming {folder}; parts stored already, which are not computed again: {kept}")
     elif resume:
         raise PerpendError(f"{folder} holds no unfinished run to resume; leave resume=True out to start one")
     elif steps.exists():
