@@ -16,6 +16,7 @@ Importing this module imports click and nothing heavy.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -49,6 +50,16 @@ class Near(click.Choice):  # type: ignore[type-arg]
             near = near_names(str(value), known, cutoff=0.4)
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
             self.fail(f"unknown {value!r}{hint} known: {', '.join(known)}", param, ctx)
+
+
+class Number(click.FloatRange):
+    """A finite number within bounds, which NaN would pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
 
 
 class Seeds(click.ParamType):

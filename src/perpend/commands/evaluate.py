@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perpend.evaluation.options import add_tasks
-from perpend.options import Near, model_options, run_options, seed_options, text_options, verb
+from perpend.options import Near, Number, model_options, run_options, seed_options, text_options, verb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,14 +35,14 @@ LOSSES = ("fixed", "token", "word")
 )
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=Number(0, 100, min_open=True),
     default=0.5,
     show_default=True,
     help="Points within which two scores count as equivalent.",
 )
 @click.option(
     "--margin-nats",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=0.05,
     show_default=True,
     help="The same for the log-likelihood of the right answer.",

@@ -8,6 +8,7 @@ import click
 
 from perpend.evaluation.options import add_tasks
 from perpend.options import (
+    Number,
     image_options,
     model_options,
     row_options,
@@ -58,7 +59,7 @@ CONTEXT = 512
     "--sparsity",
     "sparsities",
     multiple=True,
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=Number(0, 1, min_open=True, max_open=True),
     help="Share of heads removed. Repeatable.  [default: 0.1, 0.2, 0.3]",
 )
 @click.option(

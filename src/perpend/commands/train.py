@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perpend.evaluation.options import add_tasks
-from perpend.options import run_options, verb
+from perpend.options import Number, run_options, verb
 
 if TYPE_CHECKING:
     from perpend.report import Figure
@@ -45,7 +45,11 @@ def _names(context: click.Context, parameter: click.Parameter, value: str) -> tu
     help="Size of a tokenizer trained here.",
 )
 @click.option(
-    "--valid", type=float, default=0.01, show_default=True, help="Share of the documents kept for validation."
+    "--valid",
+    type=Number(0, 0.5, min_open=True),
+    default=0.01,
+    show_default=True,
+    help="Share of the documents kept for validation.",
 )
 @click.option("--limit", type=click.IntRange(1), help="Prepare no more than about this many training tokens.")
 @click.option(
@@ -77,7 +81,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str) -> tu
     "--micro", type=click.IntRange(1), help="Sequences a forward pass of one process; the rest accumulates."
 )
 @click.option("--context", type=click.IntRange(2), help="Tokens a sequence.  [preset, else the size's]")
-@click.option("--lr", type=float, help="Peak learning rate.  [preset, else 1e-3]")
+@click.option("--lr", type=Number(0, min_open=True), help="Peak learning rate.  [preset, else 1e-3]")
 @click.option(
     "--warmup", type=click.IntRange(0), help="Steps of warm-up.  [preset, else a tenth of the steps]"
 )
@@ -119,7 +123,11 @@ def _names(context: click.Context, parameter: click.Parameter, value: str) -> tu
 @click.option("--tensorboard", is_flag=True, help="Curves for TensorBoard too, in each model's folder.")
 @click.option("--gpus", metavar="NxNAME", help="With --plan: the devices to plan for, such as 8xH100.")
 @click.option(
-    "--mfu", type=float, default=0.4, show_default=True, help="With --plan: utilisation assumed of them."
+    "--mfu",
+    type=Number(0, 1, min_open=True),
+    default=0.4,
+    show_default=True,
+    help="With --plan: utilisation assumed of them.",
 )
 @add_tasks
 @run_options
@@ -235,8 +243,6 @@ class Settings:
             raise InputError("give the text to train on with --text, or a prepared folder with --data")
         if options["gpus"] and not options["plan"]:
             raise InputError("--gpus says what --plan plans for; a run takes the devices there are")
-        if options["plan"] and not 0 < options["mfu"] <= 1:
-            raise InputError(f"--mfu is a share of the devices' peak between 0 and 1, not {options['mfu']:g}")
         self.size = options["size"]
         base = model.shape(self.size)
         for name in options["variants"]:
