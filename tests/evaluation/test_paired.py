@@ -133,8 +133,9 @@ def test_only_the_same_items_are_paired():
         compare(evaluation([1, 0], sha256="a"), evaluation([1, 0], sha256="b"))
     with pytest.raises(InputError, match="items"):
         compare(evaluation([1, 0]), evaluation([1, 0, 1]))
-    with pytest.raises(InputError, match="margin"):
-        compare(evaluation([1]), evaluation([1]), margin=0)
+    for wrong in ({"margin": 0}, {"margin": math.nan}, {"margin_nats": math.nan}, {"margin_nats": math.inf}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))}={next(iter(wrong.values()))}"):
+            compare(evaluation([1]), evaluation([1]), **wrong)
     other = evaluation([1, 0])
     renamed = Evaluation((TaskScores("else", "acc", ("acc",), other.tasks[0].items, 0, {}),), {})
     with pytest.raises(InputError, match="different tasks"):

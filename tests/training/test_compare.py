@@ -132,9 +132,16 @@ def test_flops_are_six_per_weight_and_token_and_causal_attention():
 
 
 def test_recipes_refuse_what_cannot_be():
-    for wrong in ({"steps": 0}, {"dtype": "float16"}, {"lr": 0.0}, {"final_lr": 2.0}):
+    for wrong in ({"steps": 0}, {"dtype": "float16"}, {"lr": 0.0}, {"final_lr": 2.0}, {"beta2": 1.0}):
         with pytest.raises(InputError):
             Recipe(**wrong)
+
+
+@pytest.mark.parametrize("name", ["lr", "final_lr", "weight_decay", "beta1", "beta2", "clip"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -0.5])
+def test_a_number_of_a_recipe_that_is_none_is_named(name, wrong):
+    with pytest.raises(InputError, match=rf"{name} .*not {wrong:g}"):
+        Recipe(**{name: wrong})
 
 
 def test_the_documented_costs_are_the_computed_ones():

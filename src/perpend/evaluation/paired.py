@@ -84,8 +84,9 @@ def compare(
     """Pair two evaluations of the same items. margin: of scores (0.005 = half a point); margin_nats: of the
     gold answer's log-likelihood per item. Raises InputError where tasks or items are not the same.
     """
-    if margin <= 0 or margin_nats <= 0:
-        raise InputError("a margin of equivalence must be positive")
+    for name, given in (("margin", margin), ("margin_nats", margin_nats)):
+        if not 0 < given < math.inf:
+            raise InputError(f"a margin of equivalence must be positive and finite, not {name}={given:g}")
     labels = [task.label for task in base.tasks]
     if labels != [task.label for task in other.tasks]:
         raise InputError(

@@ -41,10 +41,16 @@ class Recipe:
             )
         if self.dtype not in ("float32", "bfloat16"):
             raise unknown_name("dtype for training", self.dtype, ["float32", "bfloat16"])
-        if not 0 < self.lr < math.inf or not 0 <= self.final_lr <= 1:
-            raise InputError(
-                f"lr must be positive and finite, not {self.lr:g}, and final_lr a fraction of it"
-            )
+        if not 0 < self.lr < math.inf:
+            raise InputError(f"lr must be positive and finite, not {self.lr:g}")
+        if not 0 <= self.final_lr <= 1:
+            raise InputError(f"final_lr is a fraction of lr between 0 and 1, not {self.final_lr:g}")
+        for name in ("weight_decay", "clip"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be 0 or positive and finite, not {getattr(self, name):g}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 0 and below 1, not {getattr(self, name):g}")
 
     @property
     def tokens_per_step(self) -> int:
