@@ -129,6 +129,25 @@ def test_resume_without_a_folder_takes_the_newest_unfinished_run(
         assert again.step("a", lambda: 2) == 1
 
 
+@pytest.mark.parametrize("out", ["", " "])
+def test_a_folder_without_a_name_is_refused(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PerpendError, match="has no name"):
+        Run.start(out, command="mine", request=REQUEST)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["run", "partial"])
+def test_a_document_never_takes_the_place_of_the_run_s_own(tmp_path: Path, name: str) -> None:
+    with begin(tmp_path / "r") as run:
+        with pytest.raises(PerpendError, match=rf"{name}.json is the run's own"):
+            run.json(name, {"a": 1})
+        finish(run)
+    assert Run.open(tmp_path / "r").results == {"sink": {"mass": 0.5}}
+
+
 def test_a_run_that_computed_nothing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bad option"), begin(tmp_path / "r"):
         raise ValueError("bad option")

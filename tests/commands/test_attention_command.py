@@ -202,7 +202,7 @@ def test_single_rows_in_the_table_are_the_rows_of_eager_attention(extended, save
         (["--windows", "8,x"], "32,64,128"),
         (["--value-weights", "values"], "known: value, output"),
         (["--drop-both"], "same as dropping"),
-        (["--windows", "16,500"], "too short"),
+        (["--windows", "16,500"], "a window of 500 keys"),
     ],
 )
 def test_readings_that_cannot_be(saved: Path, tmp_path: Path, capsys, more: list[str], told: str) -> None:

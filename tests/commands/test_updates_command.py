@@ -128,6 +128,7 @@ def test_one_json_document_and_a_plan(saved, tmp_path, capsys):
         (("--by", "cosin"), "did you mean 'cosine'"),
         (("--save", "smaller"), "--save needs --drop"),
         (("--save", ".", "--drop", "1"), "is not empty"),
+        (("--save", "/dev/null/x", "--drop", "1"), "/dev/null takes no files"),
         (("--images", "nowhere"), "there is no folder of images nowhere"),
     ],
 )

@@ -148,6 +148,8 @@ def test_no_heads_is_no_change_and_repeats_count_once() -> None:
         ([(0, 4)], "heads 0 to 3"),
         ([(-1, 0)], "out of range"),
         ([3], "pair"),
+        ([(0.5, 0)], "whole numbers"),
+        (["01"], "whole numbers"),
     ],
 )
 def test_heads_that_are_not_there_are_refused(heads: list, message: str) -> None:

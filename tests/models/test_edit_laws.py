@@ -381,3 +381,19 @@ def test_cross_attention_is_no_site_and_refused_by_name() -> None:
     for site in VALUE_SITES:
         with perpend.edit(model, site, 0.0):
             assert not torch.equal(logits(model, **inputs), plain)
+
+
+def test_an_edit_given_whole_takes_no_scale_beside_it() -> None:
+    model = tiny.tiny("llama")
+    for whole in (Edit("value.full", 0.5), {"site": "value.full", "parallel": 0.5}):
+        for more in ({"parallel": 0.0}, {"layers": [0]}, {"reference": "token"}):
+            with pytest.raises(InputError, match="given whole"), perpend.edit(model, whole, **more):
+                pass
+
+
+def test_scales_beyond_float32_and_files_that_are_no_text_are_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match="float32's largest"):
+        Edit("residual.mlp", 1e39)
+    (tmp_path / "e.json").write_bytes(b"\xff\xfe\x00{")
+    with pytest.raises(InputError, match="is no text"):
+        Edit.load(tmp_path / "e.json")

@@ -120,3 +120,12 @@ def test_basins() -> None:
     assert narrow.width == pytest.approx(0.002)
     with pytest.raises(InputError, match="must contain it"):
         tolerance_basin([0.0, 2.0], [0.0, 0.0], 0.05)
+
+
+def test_a_cell_whose_loss_is_none_is_told() -> None:
+    cells = [Cell(Edit("residual.attn", 3e38)), Cell(Edit("residual.mlp", 0.5))]
+    study = edit_study(tiny.tiny("llama"), tiny.tokens(2, 16), cells)
+    assert not math.isfinite(study.results["cells"][1]["loss"])
+    (line,) = [line for line in study.findings if "no loss" in line]
+    assert line.startswith("1 of 2 cells")
+    assert "residual.attn, s∥ 3e+38" in line

@@ -168,3 +168,9 @@ def test_heads_that_added_nothing_are_named() -> None:
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight[:8] = 0  # KV head 0: query heads 0 and 1
     assert evaluate_sets(model, tiny.tokens(1, 12), SETS).zero_anyway == ((1, 0),)
+
+
+@pytest.mark.parametrize("head", [(0, -1), (-1, 0), (0, 99), (99, 0), (0.5, 0), "01"])
+def test_heads_that_are_not_there_are_refused(head) -> None:
+    with pytest.raises(InputError, match=r"out of range|whole numbers"):
+        evaluate_sets(tiny.tiny("llama"), tiny.tokens(2, 24), [[head]])

@@ -424,3 +424,12 @@ def test_probability_only_models_keep_as_many_single_rows_as_asked() -> None:
     assert survey_attention(model, tokens, window=W, sample=2).sample.shape[3] == 2
     with pytest.raises(InputError, match="sample > 0"):
         _ = survey_attention(model, tokens, window=W, sample=0).sample
+
+
+def test_queries_beyond_the_sequences_and_negative_samples_are_refused() -> None:
+    model, ids = tiny.tiny("llama"), tiny.tokens(2, 24)
+    with pytest.raises(InputError, match="queries end at 999, and the sequences have 24 tokens"):
+        survey_attention(model, ids, window=8, queries=(9, 999))
+    survey_attention(model, ids, window=8, queries=(9, 24))
+    with pytest.raises(InputError, match="at least 0"):
+        survey_attention(model, ids, window=8, row_sample=-1)

@@ -43,7 +43,7 @@ class Compress(Pairs):
     def _check_save(self, methods: int) -> None:
         from pathlib import Path
 
-        from perpend.compression.save import check_folder
+        from perpend.models.smaller import check_free
 
         folder, out = Path(self.options["save_to"]), self.options["out"]
         if methods != 1:
@@ -51,7 +51,7 @@ class Compress(Pairs):
         if out is not None and folder.resolve() == Path(out).resolve():
             raise InputError(f"--save and --out are both {folder}; give the model a folder of its own")
         if not self.options["resume"]:  # a resumed run may have saved it already
-            check_folder(self.options["save_to"])
+            check_free(self.options["save_to"])
 
     @cached_property
     def calibration(self) -> Any:

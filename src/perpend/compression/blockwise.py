@@ -26,6 +26,7 @@ from perpend.compression.observe import observe
 from perpend.compression.replay import Replay, capture
 from perpend.compression.statistics import Statistics, check_double
 from perpend.errors import InputError, PerpendError, unknown_name
+from perpend.models.limits import check_ids
 from perpend.models.placement import held
 from perpend.models.stream import Block, blocks, contributions
 from perpend.progress import Progress, silent
@@ -131,6 +132,8 @@ def compress(
     reads = bool(regime.method.needs) or regime.repair is not None
     if reads and tokens is None:
         raise InputError(f"{regime.name} needs calibration text: pass tokens")
+    if reads:
+        check_ids(model, tokens)
     size = sum(regime.method.bytes(m, settings_of(m)) for some in work.values() for m in some)
     dense = sum(2.0 * m.weight.numel() for some in work.values() for m in some)
     replays = [capture(model, part) for part in batches(tokens, batch)] if reads else []

@@ -24,8 +24,9 @@ from perpend.compression.directional import ALONG, Split, isotropic_correlation,
 from perpend.compression.replay import capture
 from perpend.compression.statistics import check_double
 from perpend.errors import InputError, unknown_name
+from perpend.models.limits import check_ids
 from perpend.models.placement import input_device
-from perpend.models.stream import blocks, contributions, parts_of
+from perpend.models.stream import blocks, chosen_layers, contributions, parts_of
 from perpend.progress import Progress, silent
 from perpend.report.notebook import Rich
 
@@ -208,16 +209,17 @@ def measure(
             if name not in known:
                 raise unknown_name(kind, name, known)
     check_double(base)
+    check_ids(base, tokens)
     check_comparable(base, other)
     parts = parts_of(base)
     count = len(blocks(base))
-    shown = set(range(count)) if layers is None else {layer % count for layer in layers}
+    shown = chosen_layers(layers, count)
     stride = max(1, math.ceil(tokens.numel() / QUANTILE_TOKENS))
     tallies = {
         (mode, way, layer, part): _Tally(stride)
         for mode in modes
         for way in along
-        for layer in sorted(shown)
+        for layer in shown
         for part in parts
     }
 

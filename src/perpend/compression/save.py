@@ -7,7 +7,6 @@ folder is as large as the uncompressed model's. `perpend_compression.json` besid
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,27 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from perpend.errors import InputError, PerpendError
+from perpend.errors import PerpendError
 from perpend.models.load import without_bars
 from perpend.models.placement import as_placed, is_spread
+from perpend.models.smaller import check_free
 from perpend.models.weights import weights_hash
 from perpend.runs.files import explained
 
 RECORD = "perpend_compression.json"
-
-
-def check_folder(folder: str | Path) -> None:
-    """InputError for a place where `save` could not write: something in it, or no right to."""
-    path = Path(folder)
-    if not str(folder).strip():
-        raise InputError("the folder to save in has no name")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} is not empty; choose a new folder for the compressed model")
-    there = next(p for p in (path, *path.absolute().parents) if p.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(
-            f"cannot write the compressed model to {path}: {there} takes no files; choose another folder"
-        )
 
 
 @torch.no_grad()
@@ -50,7 +36,7 @@ def save(model: nn.Module, tokenizer: Any, folder: str | Path, record: Mapping[s
     from perpend.training.export import apply_if_variant, write_variant
 
     path = Path(folder)
-    check_folder(path)
+    check_free(folder)
     with explained("create", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     digest = weights_hash(model)

@@ -23,8 +23,9 @@ from perpend.compression.error import check_comparable
 from perpend.compression.replay import Replay, capture, split_call, stand_ins
 from perpend.errors import InputError, PerpendError, unknown_name
 from perpend.models.head import Halves, halves
+from perpend.models.limits import check_ids
 from perpend.models.placement import input_device
-from perpend.models.stream import blocks, contributions
+from perpend.models.stream import blocks, chosen_layers, contributions
 from perpend.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -195,9 +196,10 @@ def sensitivity(
     """
     import pandas as pd
 
+    check_ids(base, tokens)
     check_comparable(base, other)
     found = blocks(base)
-    chosen = range(len(found)) if layers is None else [layer % len(found) for layer in layers]
+    chosen = chosen_layers(layers, len(found))
     head = halves(base)
     changes: dict[tuple[int, str, str, str], list[Tensor]] = {}
     with progress(len(tokens) * len(chosen), "sequence-layers", "sensitivity") as advance:

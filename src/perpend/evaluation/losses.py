@@ -19,6 +19,7 @@ from perpend.batching import starts
 from perpend.errors import InputError
 from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.head import evaluating, halves
+from perpend.models.limits import check_ids
 from perpend.models.placement import input_device
 from perpend.progress import Progress, silent
 
@@ -79,15 +80,6 @@ def _slices(length: int, batch: int, chunk: int) -> list[slice]:
     return [slice(a, min(a + step, length)) for a in range(0, length, step)]
 
 
-def _check_vocabulary(model: nn.Module, tokens: Tensor) -> None:
-    size = getattr(getattr(model, "config", None), "vocab_size", None)
-    if isinstance(size, int) and int(tokens.max()) >= size:
-        raise InputError(
-            f"token {int(tokens.max())} lies outside the model's vocabulary of {size}: "
-            "the tokens come from another tokenizer"
-        )
-
-
 @torch.no_grad()
 def token_nll(
     model: nn.Module,
@@ -103,7 +95,7 @@ def token_nll(
     tokens at a time.
     """
     windows = as_windows(tokens)
-    _check_vocabulary(model, windows.tokens)
+    check_ids(model, windows.tokens)
     device = input_device(model)
     n, length = windows.tokens.shape
     values = torch.zeros(n, length - 1)
@@ -141,8 +133,8 @@ def divergence(
     `within=lambda: perpend.edit(model, site="residual.mlp", parallel=0.0)`.
     """
     windows = as_windows(tokens)
-    _check_vocabulary(base, windows.tokens)
-    _check_vocabulary(other, windows.tokens)
+    check_ids(base, windows.tokens)
+    check_ids(other, windows.tokens)
     device, far = input_device(base), input_device(other)
     n, length = windows.tokens.shape
     tables = {name: torch.zeros(n, length - 1) for name in ("base", "other", "kl", "agreement")}

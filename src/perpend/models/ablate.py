@@ -16,6 +16,7 @@ Source: redundancy pruning of "Which Question Is Your Attention Metric Answering
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -80,7 +81,7 @@ def ablate(model: nn.Module, heads: Iterable[Head] | str | os.PathLike[str]) -> 
     if isinstance(heads, (str, os.PathLike)):
         heads = read_heads(heads)
     sites = attention_sites(model)
-    removed = _by_layer(sites, heads)
+    removed = heads_by_layer(sites, heads)
     ablation = Ablation(
         tuple((layer, head) for layer, chosen in removed.items() for head in chosen),
         tuple(unused_kv_heads(sites, removed)),
@@ -199,13 +200,19 @@ def unused_kv_heads(sites: Iterable[AttentionSite], removed: Mapping[int, Iterab
     return unused
 
 
-def _by_layer(sites: tuple[AttentionSite, ...], heads: Iterable[Head]) -> dict[int, list[int]]:
+def as_head(pair: Any) -> Head:
+    """(layer, head) as whole numbers; InputError for anything else."""
+    try:
+        layer, head = map(operator.index, pair)
+    except (TypeError, ValueError):
+        raise InputError(f"a head is a pair (layer, head) of whole numbers, not {pair!r}") from None
+    return layer, head
+
+
+def heads_by_layer(sites: tuple[AttentionSite, ...], heads: Iterable[Head]) -> dict[int, list[int]]:
     chosen: dict[int, set[int]] = defaultdict(set)
     for pair in heads:
-        try:
-            layer, head = (int(index) for index in pair)
-        except (TypeError, ValueError):
-            raise InputError(f"a head is a pair (layer, head), not {pair!r}") from None
+        layer, head = as_head(pair)
         if not 0 <= layer < len(sites):
             raise InputError(
                 f"layer {layer} is out of range: the model has attention layers 0 to {len(sites) - 1}"

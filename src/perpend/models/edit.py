@@ -89,6 +89,10 @@ def edit(
     Yields the `Edit`. Raises InputError for an unknown site, a name without a scale, a layer or head out of
     range, and a model whose attention cannot be edited there.
     """
+    if not isinstance(site, str) and not (
+        parallel is perpendicular is layers is heads is None and reference == "head"
+    ):
+        raise InputError("an edit given whole has its scales, layers, heads and reference in itself")
     if isinstance(site, Edit):
         change = site
     elif isinstance(site, str):

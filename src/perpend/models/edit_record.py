@@ -7,7 +7,6 @@ Edit.load("shared.json")
 from __future__ import annotations
 
 import json
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,8 @@ RESIDUAL_SITES = ("residual.attn", "residual.mlp", "residual.block")
 VALUE_SITES = ("value.full", "value.exclude_self")
 SITES = RESIDUAL_SITES + VALUE_SITES
 REFERENCES = ("head", "token")
+
+LARGEST = torch.finfo(torch.float32).max
 
 Scale = float | Sequence[float] | Sequence[Sequence[float]]
 """One number; one per layer; or one per layer and head (value sites)."""
@@ -83,7 +84,7 @@ class Edit:
                 "use value.full or value.exclude_self, or leave `heads` out"
             )
         for name in ("parallel", "perpendicular"):
-            if type(getattr(self, name)) is float and math.isfinite(getattr(self, name)):
+            if type(getattr(self, name)) is float and abs(getattr(self, name)) <= LARGEST:
                 continue  # the usual case, without a tensor
             scale = _numbers(name, getattr(self, name))
             if scale.ndim > (2 if self.site in VALUE_SITES else 1):
@@ -92,6 +93,8 @@ class Edit:
                 )
             if not scale.isfinite().all():
                 raise InputError(f"`{name}` holds a value that is not finite: {getattr(self, name)}")
+            if (scale.abs() > LARGEST).any():
+                raise InputError(f"`{name}` holds a value beyond {LARGEST:.2g}, float32's largest")
             object.__setattr__(self, name, scale.tolist())
         for name in ("layers", "heads"):
             chosen = getattr(self, name)
@@ -138,3 +141,7 @@ class Edit:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except OSError as problem:
             raise InputError(f"cannot read the edit {path}: {problem.strerror or problem}") from problem
+        except UnicodeDecodeError as problem:
+            raise InputError(
+                f"{path} is no text: an edit is a JSON file, as Edit.save writes it"
+            ) from problem

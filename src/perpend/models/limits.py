@@ -35,6 +35,25 @@ def check_vocabulary(model: Any, tokenizer: Any, tokens: torch.Tensor) -> None:
         )
 
 
+def check_ids(model: Any, tokens: Any) -> None:
+    """Raise InputError for what are no token ids [n, T] of this model; pixel values are let through."""
+    if not hasattr(tokens, "dtype") or not hasattr(tokens, "is_floating_point"):
+        raise InputError(f"tokens is a tensor of token ids [n, T], not {type(tokens).__name__}")
+    if tokens.is_floating_point() and tokens.ndim == 4:
+        return
+    if tokens.ndim != 2 or not tokens.numel():
+        raise InputError(f"tokens has shape {tuple(tokens.shape)}; give token ids [n, T]")
+    kind = str(tokens.dtype).removeprefix("torch.")
+    if kind not in ("int64", "int32"):
+        raise InputError(f"token ids are int64 or int32, not {kind}; convert them, tokens.long()")
+    rows, lowest, highest = vocabulary(model), int(tokens.min()), int(tokens.max())
+    if lowest < 0 or (rows is not None and highest >= rows):
+        raise InputError(
+            f"token {lowest if lowest < 0 else highest} lies outside the model's vocabulary of {rows}: the "
+            "tokens come from another tokenizer, or hold padding that a mask must leave out"
+        )
+
+
 def vocabulary(model: Any) -> int | None:
     """Rows of the model's token embedding; None for a model that takes no tokens."""
     if getattr(model, "main_input_name", "input_ids") == "pixel_values":

@@ -19,7 +19,7 @@ from torch import nn
 from perpend.errors import PerpendError
 from perpend.evaluation.losses import token_nll
 from perpend.evaluation.windows import Windows
-from perpend.models.ablate import _by_layer, _output_projections, ablate
+from perpend.models.ablate import _output_projections, ablate, heads_by_layer
 from perpend.models.attention import AttentionSite, attention_sites
 from perpend.models.inputs import model_inputs
 from perpend.models.placement import as_placed, held
@@ -78,7 +78,7 @@ def pruned(model: nn.Module, heads: Sequence[Head]) -> tuple[nn.Module, str]:
     from perpend.training.export import copied
 
     sites = attention_sites(model)
-    chosen_of = _by_layer(sites, heads)
+    chosen_of = heads_by_layer(sites, heads)
     removed = {site.index: set(chosen_of.get(site.index, ())) for site in sites}
     smaller = copied(model)
     if _expressible(smaller, sites, removed):

@@ -11,6 +11,7 @@ to zero, the module stays and costs what it cost, and the notes say so.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,9 +96,14 @@ def without(model: nn.Module, drops: Iterable[Drop]) -> tuple[nn.Module, list[st
 
 def check_free(folder: str | Path) -> None:
     """InputError where `folder` is a file or holds anything: a model is never written over another one."""
+    if not str(folder).strip():
+        raise InputError("the folder to save in has no name")
     folder = Path(folder)
-    if folder.is_file() or (folder.exists() and any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not empty: name another folder to save to, or empty it")
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{folder} cannot be made: {there} takes no files; name another folder to save to")
 
 
 def _checked(model: nn.Module, drops: Iterable[Drop]) -> list[Drop]:

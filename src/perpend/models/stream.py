@@ -18,6 +18,7 @@ runs through the model; a model for which it fails is refused with the layer's n
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -347,13 +348,24 @@ def _chosen_parts(model: nn.Module, every: tuple[Block, ...], parts: Sequence[st
 
 
 def _chosen_blocks(all_blocks: tuple[Block, ...], layers: Sequence[int] | None) -> tuple[Block, ...]:
+    return tuple(all_blocks[i] for i in chosen_layers(layers, len(all_blocks)))
+
+
+def chosen_layers(layers: Sequence[int] | None, count: int) -> list[int]:
+    """Indices of `count` layers, ascending, without repeats; None: all, negative: from the last.
+
+    Raises InputError for one that is not there, and for what is no list of whole numbers.
+    """
     if layers is None:
-        return all_blocks
-    count = len(all_blocks)
-    for layer in layers:
+        return list(range(count))
+    try:
+        wanted = [operator.index(layer) for layer in layers]
+    except TypeError as problem:
+        raise InputError(f"layers is a list of whole numbers such as [0, 3], not {layers!r}") from problem
+    for layer in wanted:
         if not -count <= layer < count:
             raise InputError(f"layer {layer} does not exist: the model has {count} blocks, 0 to {count - 1}")
-    return tuple(all_blocks[i] for i in sorted({layer % count for layer in layers}))
+    return sorted({layer % count for layer in wanted})
 
 
 def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

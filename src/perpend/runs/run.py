@@ -148,6 +148,8 @@ class Run:
 
     def json(self, name: str, value: Any) -> None:
         """A JSON document, written as `<name>.json` when the run finishes; `name` may be in a folder."""
+        if f"{name}.json" in (DOCUMENT, PARTIAL):
+            raise InputError(f"{name}.json is the run's own; name the document otherwise")
         parts = [safe_name(part, "a document") for part in name.split("/")]
         self.documents["/".join(parts)] = plain(value)
 
@@ -246,6 +248,8 @@ def _open_folder(
     if out is None:
         folder, created = _latest(command, asked) if resume else _next(command, asked)
     else:
+        if not str(out).strip():
+            raise PerpendError("the folder has no name; give one, out=, or leave it out for runs/")
         folder = Path(out)
         created = not folder.exists()
         with explained("create", folder):

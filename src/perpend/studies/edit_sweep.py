@@ -420,6 +420,13 @@ def _basins(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _said(records: Sequence[Mapping[str, Any]], basins: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"Unedited: {records[0]['loss']:.3f} nats per token, perplexity {records[0]['perplexity']:.2f}."]
     edits = [r for r in records[1:] if r["control"] is None]
+    lost = [r for r in records[1:] if not math.isfinite(r["loss"])]
+    if lost:
+        first = lost[0]
+        lines.append(
+            f"{len(lost)} of {len(records) - 1} cells have no loss, as logits are not finite; the first: "
+            f"{first['site']}, s∥ {first['parallel']}, s⊥ {first['perpendicular']}. Use smaller scales."
+        )
     for r in edits:
         if r["parallel"] != 0.0 or r["perpendicular"] != 1.0:
             continue

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from perpend.compression.replay import Replay, capture, stand_ins
-from perpend.models.ablate import Ablation, zeroing
+from perpend.models.ablate import Ablation, as_head, heads_by_layer, zeroing
 from perpend.models.attention import attention_sites
 from perpend.studies.prune_sets import Head
 
@@ -39,7 +39,9 @@ class Walk:
         self.blocks = len(self.replay.blocks)
         self.sites = attention_sites(model)
         self._site_of = {site.block: site.index for site in self.sites}
-        self._masks = [_by_layer(heads) for heads in sets]
+        self._masks = [
+            {layer: tuple(cut) for layer, cut in heads_by_layer(self.sites, heads).items()} for heads in sets
+        ]
         layers = sorted({layer for masks in self._masks for layer in masks})
         self._now: dict[int, tuple[int, ...]] = dict.fromkeys(layers, ())
         self.record = Ablation(tuple(sorted({head for heads in sets for head in heads})))
@@ -76,7 +78,7 @@ class Walk:
 
 def distinct_sets(sets: Sequence[Sequence[Head]]) -> list[tuple[Head, ...]]:
     """Sorted, without repeats and without the empty set."""
-    return sorted({tuple(sorted((int(a), int(b)) for a, b in heads)) for heads in sets} - {()})
+    return sorted({tuple(sorted(map(as_head, heads))) for heads in sets} - {()})
 
 
 def zero_anyway(sets: Sequence[tuple[Head, ...]], alive: Sequence[Tensor]) -> tuple[Head, ...]:
@@ -84,13 +86,6 @@ def zero_anyway(sets: Sequence[tuple[Head, ...]], alive: Sequence[Tensor]) -> tu
     seen = torch.stack([torch.as_tensor(batch) for batch in alive]).any(0)
     heads = sorted({head for chosen in sets for head in chosen})
     return tuple(head for head in heads if not bool(seen[head]))
-
-
-def _by_layer(heads: Sequence[Head]) -> dict[int, tuple[int, ...]]:
-    found: dict[int, list[int]] = {}
-    for layer, head in heads:
-        found.setdefault(layer, []).append(head)
-    return {layer: tuple(sorted(chosen)) for layer, chosen in found.items()}
 
 
 __all__ = ["UNPRUNED", "Leaf", "Walk", "distinct_sets", "stand_ins", "zero_anyway"]

@@ -21,6 +21,7 @@ from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import PerpendError
 from perpend.evaluation.windows import Windows, as_windows
 from perpend.models.head import halves
+from perpend.models.limits import check_ids
 from perpend.models.placement import input_device
 from perpend.progress import Progress, silent
 from perpend.studies.prune_sets import Head
@@ -84,6 +85,7 @@ def evaluate_sets(
     for a model that is no causal language model.
     """
     windows = as_windows(tokens)
+    check_ids(model, windows.tokens)
     distinct = distinct_sets(sets)
     cuts = starts(len(windows.tokens), batch)
     parts = halves(model)

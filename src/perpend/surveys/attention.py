@@ -29,6 +29,7 @@ from perpend.models.attention import (
     module_of,
     visible,
 )
+from perpend.models.limits import check_ids
 from perpend.progress import Progress, silent
 from perpend.surveys import probabilities, variants
 from perpend.surveys.attention_result import AttentionSurvey, collect
@@ -87,9 +88,11 @@ def survey_attention(
     """
     if batch < 1 or block < 1:
         raise InputError("batch and block are numbers of sequences, at least 1")
-    if sample < 0:
-        raise InputError("sample is a number of rows, at least 0")
+    if sample < 0 or row_sample < 0:
+        raise InputError("sample and row_sample are numbers of rows, at least 0")
     data = sequences(tokens, attention_mask)
+    if "input_ids" in data.inputs:
+        check_ids(model, data.inputs["input_ids"])
     sites = choose_sites(attention_sites(model, tower), layers)
     if not sites:
         raise InputError("no layer is chosen; leave layers out for all")

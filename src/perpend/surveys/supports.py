@@ -119,6 +119,11 @@ def plan_support(
         first, last = queries
         if not 0 <= first < last:
             raise InputError(f"queries is a pair (start, stop) with 0 <= start < stop, not {queries}")
+        if lengths is None and last > length:
+            raise InputError(
+                f"queries end at {last}, and the sequences have {length} tokens; use longer sequences, "
+                f"length=, or queries that end at {length}"
+            )
         if causal and first < width - 1:
             raise InputError(
                 f"query {first} of a causal model does not see all of keys 0 to {width - 1}; start at "

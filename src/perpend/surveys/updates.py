@@ -31,6 +31,7 @@ from perpend.distributed import Store, direct, map_blocks
 from perpend.errors import InputError, unknown_name
 from perpend.models.inputs import run_trunk
 from perpend.models.layout import PARTS, blocks, how_to_add, parts_of
+from perpend.models.limits import check_ids
 from perpend.models.stream import contributions
 from perpend.progress import Progress, silent
 from perpend.surveys import histogram
@@ -299,6 +300,7 @@ def survey_updates(
     Memory does not grow with n. Raises InputError for shapes that do not fit, and whatever `contributions`
     raises.
     """
+    check_ids(model, tokens)
     tokens, mask = _checked(tokens, mask)
     total = len(tokens)
     count = -(-total // BLOCK)

@@ -9,6 +9,7 @@ the inner one on what it left.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -26,7 +27,10 @@ def choose_sites(sites: tuple[AttentionSite, ...], layers: Iterable[int] | None)
     """The sites with these indices (None: all), in model order; InputError for one that is not there."""
     if layers is None:
         return sites
-    wanted = {int(layer) for layer in layers}
+    try:
+        wanted = {operator.index(layer) for layer in layers}
+    except TypeError as problem:
+        raise InputError(f"layers is a list of whole numbers such as [0, 3], not {layers!r}") from problem
     outside = sorted(wanted - set(range(len(sites))))
     if outside:
         raise InputError(
