@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -123,9 +124,12 @@ def test_basins() -> None:
 
 
 def test_a_cell_whose_loss_is_none_is_told() -> None:
-    cells = [Cell(Edit("residual.attn", 3e38)), Cell(Edit("residual.mlp", 0.5))]
-    study = edit_study(tiny.tiny("llama"), tiny.tokens(2, 16), cells)
+    model = copy.deepcopy(tiny.tiny("llama"))
+    with torch.no_grad():
+        model.model.layers[0].self_attn.o_proj.weight.mul_(1e4)  # far beyond float32 with the scale below
+    cells = [Cell(Edit("value.full", 3e38, 3e38)), Cell(Edit("residual.mlp", 0.5))]
+    study = edit_study(model, tiny.tokens(2, 16), cells)
     assert not math.isfinite(study.results["cells"][1]["loss"])
     (line,) = [line for line in study.findings if "no loss" in line]
     assert line.startswith("1 of 2 cells")
-    assert "residual.attn, s∥ 3e+38" in line
+    assert "value.full, s∥ 3e+38" in line
