@@ -42,7 +42,7 @@ def check_ids(model: Any, tokens: Any) -> None:
     if tokens.is_floating_point() and tokens.ndim == 4:
         return
     if tokens.ndim != 2 or not tokens.numel():
-        raise InputError(f"tokens has shape {tuple(tokens.shape)}; give token ids [n, T]")
+        raise InputError(f"tokens have shape {tuple(tokens.shape)}; give token ids [n, T]")
     kind = str(tokens.dtype).removeprefix("torch.")
     if kind not in ("int64", "int32"):
         raise InputError(f"token ids are int64 or int32, not {kind}; convert them, tokens.long()")

@@ -88,8 +88,9 @@ def survey_attention(
     """
     if batch < 1 or block < 1:
         raise InputError("batch and block are numbers of sequences, at least 1")
-    if sample < 0 or row_sample < 0:
-        raise InputError("sample and row_sample are numbers of rows, at least 0")
+    for name, given in (("sample", sample), ("row_sample", row_sample)):
+        if given < 0:
+            raise InputError(f"{name} is a number of rows, at least 0")
     data = sequences(tokens, attention_mask)
     if "input_ids" in data.inputs:
         check_ids(model, data.inputs["input_ids"])
